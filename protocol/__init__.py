@@ -1,0 +1,1 @@
+"""What crosses a process boundary: ids, events, messages, LWIR, values, errors. Pure: no I/O."""

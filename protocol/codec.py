@@ -1,0 +1,92 @@
+"""Canonical msgpack, its hashes, and a decoder that hostile bytes can't hurt."""
+
+import hashlib
+from typing import Any
+
+import msgpack
+import rfc8785
+
+from .errors import ProtocolError
+from .limits import CONTAINER_ITEMS_MAX, FRAME_BYTES_MAX, VALUE_DEPTH_MAX
+
+Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+def sort_keys(value: Json) -> Json:
+    """Returns an equal value whose maps are in key order, so that equal values pack equally."""
+    if isinstance(value, dict):
+        return {key: sort_keys(value[key]) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [item if isinstance(item, _SCALARS) else sort_keys(item) for item in value]
+    return value
+
+
+def pack(value: Json) -> bytes:
+    """Returns msgpack bytes in the order that the maps have; for the wire."""
+    packed: bytes = msgpack.packb(value)
+    return packed
+
+
+def canonical_bytes(value: Json) -> bytes:
+    """Returns canonical msgpack (maps sorted by key): what event, input and argument hashes see."""
+    packed: bytes = msgpack.packb(sort_keys(value))
+    return packed
+
+
+def hash_bytes(data: bytes) -> str:
+    """Returns `sha256:<hex>`, the one form in which hashes are written."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def hash_value(value: Json) -> str:
+    """Returns the hash of a JSON value over its canonical msgpack."""
+    return hash_bytes(canonical_bytes(value))
+
+
+def hash_jcs(value: Json) -> str:
+    """Returns the hash over RFC 8785 canonical JSON; for LWIR, locks and manifests."""
+    return hash_bytes(rfc8785.dumps(value))
+
+
+def unpack(data: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> Json:
+    """Returns the one JSON value in `data`.
+
+    Raises:
+        ProtocolError: too large, truncated, trailing bytes, nested too deep, or no JSON value.
+    """
+    if len(data) > bytes_max:
+        raise ProtocolError(message=f"a frame of {len(data)} bytes; at most {bytes_max} are read")
+    try:
+        value = msgpack.unpackb(
+            data,
+            strict_map_key=True,
+            max_array_len=CONTAINER_ITEMS_MAX,
+            max_map_len=CONTAINER_ITEMS_MAX,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(message=f"not readable as msgpack: {type(error).__name__}") from error
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Json, depth_max: int = VALUE_DEPTH_MAX) -> None:
+    """Refuses bytes, extension types, non-text keys and deep nesting, without recursion."""
+    level = [value]
+    for _ in range(depth_max + 1):
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                if not all(type(key) is str for key in item):
+                    raise ProtocolError(message="a map key that is no text")
+                deeper.extend(item.values())
+            elif isinstance(item, list):
+                deeper.extend(item)
+            elif not isinstance(item, _SCALARS):
+                raise ProtocolError(message=f"{type(item).__name__} is no JSON value")
+        if not deeper:
+            return
+        level = deeper
+    raise ProtocolError(message=f"nested deeper than {depth_max} levels")

@@ -1,0 +1,252 @@
+"""Every error that a user, a client or a child can meet, as one tree.
+
+PlanariaError
+├── UsageError                  exit 2: what was asked for is malformed
+│   ├── InvalidIdError
+│   ├── WorkflowInvalidError    findings of a workflow document
+│   ├── ValueRefusedError       a value that can't be recorded exactly
+│   ├── InputSchemaError
+│   ├── SnapshotTooLargeError
+│   └── UserCodeError           the user's module can't be loaded
+├── NotFoundError               exit 3
+│   └── RunNotFoundError
+├── ConflictError               exit 4: refused as things stand
+│   ├── RunInputMismatchError
+│   ├── CapabilityDriftError
+│   └── SupervisorUnavailableError
+├── RunFailedError              exit 1: the run ended without an output
+├── InterruptedEffectError      exit 5: a person has to decide
+├── WaitTimeoutError            exit 5: the caller's patience ended, the run goes on
+├── DataDirectoryError          exit 6
+│   ├── DataDirLockedError
+│   └── IntegrityError
+├── CommitUnknownError          exit 74: an I/O error at a commit
+├── ProtocolError               a peer broke the protocol
+├── ReplayMismatchError         a replay asked for something else than was recorded
+└── RecordedError               what a tool or model raised, as it stands in the log
+
+One class per reaction. The text is made from the fields, so that an error can be sent over the
+wire as {class, fields} and be the same on the other side (test_errors.py sends every one).
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from .limits import ERROR_TEXT_CHARS_MAX
+
+EXIT_DONE = 0
+EXIT_RUN_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 3
+EXIT_CONFLICT = 4
+EXIT_INTERRUPTED = 5
+EXIT_DATA_DIRECTORY = 6
+EXIT_COMMIT_IO = 74  # EX_IOERR of sysexits.h
+EXIT_SIGINT = 130
+
+CAUSE_CODES = frozenset(
+    "input_schema_error planner_validation_exhausted capability_drift runtime_config_error "
+    "step_schema_error step_failed max_visits_exceeded timeout cancelled interrupted "
+    "process_crashed budget_exceeded outer_loop_exhausted step_timeout".split()
+)
+# Causes after which a step is not tried again, whatever its retry policy says.
+NEVER_RETRIED = frozenset(
+    "cancelled timeout capability_drift runtime_config_error step_schema_error "
+    "max_visits_exceeded interrupted budget_exceeded".split()
+)
+# Causes that fail the run also inside a group with failureMode all_settled.
+ALWAYS_FAIL_RUN = frozenset(
+    "cancelled timeout capability_drift runtime_config_error budget_exceeded interrupted".split()
+)
+
+
+class PlanariaError(Exception):
+    """Root of every error that planaria raises on purpose; fields are JSON values."""
+
+    exit_code: ClassVar[int] = EXIT_RUN_FAILED
+    template: ClassVar[str] = "{message}"
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields: dict[str, Any] = fields
+        super().__init__(self._make_text())
+
+    def _make_text(self) -> str:
+        try:
+            text = self.template.format(**self.fields)
+        except (KeyError, IndexError):
+            text = f"{type(self).__name__}: {self.fields}"
+        return shorten(text)
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (error_from_wire, (error_to_wire(self),))
+
+
+class UsageError(PlanariaError):
+    """What was asked for is malformed; nothing was done."""
+
+    exit_code = EXIT_USAGE
+
+
+class InvalidIdError(UsageError):
+    template = "{text!r} is no legal {what}: expected {allowed}"
+
+
+class WorkflowInvalidError(UsageError):
+    """The workflow document has findings; `findings` lists {code, path, message}."""
+
+    def _make_text(self) -> str:
+        findings = self.fields.get("findings", [])
+        lines = [f"{f['code']} at {f['path']}: {f['message']}" for f in findings]
+        name = self.fields.get("name", "workflow")
+        return shorten(f"{name!r} has {len(lines)} finding(s):\n  " + "\n  ".join(lines))
+
+
+class ValueRefusedError(UsageError):
+    template = "the value at {path} can't be recorded exactly: {reason}"
+
+
+class InputSchemaError(UsageError):
+    template = "the input of {name!r} doesn't fit its schema: {reason}"
+
+
+class SnapshotTooLargeError(UsageError):
+    template = "{message}"
+
+
+class UserCodeError(UsageError):
+    """The user's module failed while it was loaded; `traceback_text` stays in the log."""
+
+    template = "{message}"
+
+
+class NotFoundError(PlanariaError):
+    exit_code = EXIT_NOT_FOUND
+
+
+class RunNotFoundError(NotFoundError):
+    template = "no run {run_id!r} in this data directory; 'planaria runs' lists them"
+
+
+class ConflictError(PlanariaError):
+    exit_code = EXIT_CONFLICT
+
+
+class RunInputMismatchError(ConflictError):
+    template = (
+        "run {run_id!r} was admitted with another {what}; nothing was run. Use a new run id, "
+        "or the {what} it was admitted with"
+    )
+
+
+class CapabilityDriftError(ConflictError):
+    template = (
+        "run {run_id!r} was admitted with another definition ({changes}); nothing was run. "
+        "Restore the old definition, or use a new run id"
+    )
+
+
+class SupervisorUnavailableError(ConflictError):
+    template = "the supervisor of this data directory doesn't answer: {message}"
+
+
+class RunFailedError(PlanariaError):
+    """The run ended without an output: `cause_code` is one of CAUSE_CODES."""
+
+    exit_code = EXIT_RUN_FAILED
+
+    def _make_text(self) -> str:
+        f = self.fields
+        step = f" at step {f['failed_step_path']!r}" if f.get("failed_step_path") else ""
+        return shorten(
+            f"run {f.get('run_id')!r} failed{step} ({f.get('cause_code')}): {f.get('message')}"
+        )
+
+
+class InterruptedEffectError(PlanariaError):
+    """The outcome of an effect is unknown, and only a person can say what happened."""
+
+    exit_code = EXIT_INTERRUPTED
+    template = (
+        "run {run_id!r} holds at step {step_path!r}: tool {tool_name!r} (class {effect}) was "
+        "dispatched and its process died before the outcome was recorded (idempotency key "
+        "{idempotency_key}). Look outside whether it happened; 'planaria cancel {run_id}' "
+        "ends the run"
+    )
+
+
+class WaitTimeoutError(PlanariaError):
+    exit_code = EXIT_INTERRUPTED
+    template = (
+        "run {run_id!r} had not ended after {seconds} s; it goes on. "
+        "'planaria wait {run_id}' waits again"
+    )
+
+
+class DataDirectoryError(PlanariaError):
+    exit_code = EXIT_DATA_DIRECTORY
+
+
+class DataDirLockedError(DataDirectoryError):
+    template = (
+        "data directory {directory!r} is in use by the supervisor with pid {pid}; "
+        "'planaria up --take-over' ends that one first"
+    )
+
+
+class IntegrityError(DataDirectoryError):
+    """Stored data are not what was written: nothing is repaired, nothing guessed."""
+
+
+class CommitUnknownError(PlanariaError):
+    """A commit met an I/O error: it may or may not be on disk; only a restart can tell."""
+
+    exit_code = EXIT_COMMIT_IO
+
+
+class ProtocolError(PlanariaError):
+    template = "{message}"
+
+
+class ReplayMismatchError(PlanariaError):
+    template = (
+        "session {session_id!r} replays position {position}: recorded was {recorded}, asked for "
+        "is {asked}. The code that runs is not the code that was recorded"
+    )
+
+
+class RecordedError(PlanariaError):
+    """What a tool or model raised, as recorded: `name` of the exception type and `message`."""
+
+    template = "{name}: {message}"
+
+
+def shorten(text: str) -> str:
+    """Returns `text` cut to the limit of an error text, with a mark where it was cut."""
+    if len(text) <= ERROR_TEXT_CHARS_MAX:
+        return text
+    return text[: ERROR_TEXT_CHARS_MAX - 12] + " […cut off]"
+
+
+def _classes(root: type[PlanariaError]) -> dict[str, type[PlanariaError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_classes(child))
+    return found
+
+
+def error_to_wire(error: PlanariaError) -> dict[str, Any]:
+    """Returns the error as a JSON map: {class, fields}."""
+    return {"class": type(error).__name__, "fields": error.fields}
+
+
+def error_from_wire(wire: Mapping[str, Any]) -> PlanariaError:
+    """Returns the error that `error_to_wire` was given; an unknown class becomes the root."""
+    known = _classes(PlanariaError)
+    fields = dict(wire.get("fields") or {})
+    return known.get(str(wire.get("class")), PlanariaError)(**fields)
