@@ -11,6 +11,7 @@ from .limits import CONTAINER_ITEMS_MAX, FRAME_BYTES_MAX, VALUE_DEPTH_MAX
 
 Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
 
+ENVELOPE_DEPTH = 10  # levels of frame, message, event and payload around a value
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -68,7 +69,7 @@ def unpack(data: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> Json:
         )
     except (ValueError, msgpack.UnpackException, RecursionError, UnicodeDecodeError) as error:
         raise ProtocolError(message=f"not readable as msgpack: {type(error).__name__}") from error
-    check_depth(value)
+    check_depth(value, VALUE_DEPTH_MAX + ENVELOPE_DEPTH)
     return value
 
 

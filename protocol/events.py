@@ -117,7 +117,7 @@ def check_payload(kind: str, payload: object) -> None:
 
 # Fields that may grow: where one is over the inline limit, its blob form `<name>Ref` stands there.
 VALUE_FIELDS = frozenset(
-    "input output result args response messages data items lwir lock manifest error".split()
+    "input output result args response messages error".split()
 )
 
 
@@ -141,8 +141,8 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     for kind, text in {
         # Layer A: the run and its steps
         "RunAdmitted": "workflowId workflowDefinitionHash trigger input inputHash source "
-        "deadlineMs? labels? definition? warnings?",
-        "WorkflowVersionRegistered": "workflowVersionId lwir lwirHash lock lockHash",
+        "deadlineMs? labels?",
+        "WorkflowVersionRegistered": "workflowVersionId lwirHash lockRef lockHash",
         "RunStarted": "workflowVersionId inputHash deadline?",
         "StepSkipped": "stepPath stepId because",
         "StepAttemptStarted": "stepPath branchPath? stepId visitIndex uses attempt sessionId?",
@@ -156,6 +156,7 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "ParallelBranchFailed": "stepPath branchPath itemKey branchIndex error",
         "ParallelGroupCompleted": "stepPath attempt",
         "ParallelGroupFailed": "stepPath attempt error",
+        "ParallelGroupTimedOut": "stepPath attempt",
         "CancellationRequested": "requestId reason?",
         "RunInterrupted": "sessionId callId effect idempotencyKey toolName stepPath dispatchedAt",
         "RunCompleted": "output terminalStepPath?",

@@ -132,6 +132,7 @@ def _check_hyphens(tokens: list[_Token]) -> None:
 
 
 def _rewrite(tokens: list[_Token]) -> str:
+    """Returns the tokens as Python, separated by blanks; refuses names that mean nothing."""
     parts: list[str] = []
     after_dot = False
     for i, token in enumerate(tokens):

@@ -16,7 +16,7 @@ from .errors import ValueRefusedError
 from .json_paths import extend_path
 from .limits import VALUE_DEPTH_MAX
 from .typed_parts import find_difference, list_parts, name_type
-from .values import VALUE_NODES_MAX, check_json
+from .values import VALUE_CONTAINERS_MAX, check_json
 
 REASON_CHARS_MAX = 300  # a validator's own text may be long
 
@@ -82,7 +82,7 @@ class RoundTrip:
         raise ValueRefusedError(path=where, reason=reason)
 
 
-def make_adapter(annotation: object) -> Adapter:
+def make_adapter(annotation: Any) -> Adapter:
     """Returns pydantic's adapter of a type, with bytes as base64.
 
     Raises:
@@ -99,7 +99,8 @@ def make_adapter(annotation: object) -> Adapter:
         raise ValueRefusedError(
             path="$",
             reason=f"no JSON form is known for the type {name_annotation(annotation)}; use a "
-            "pydantic model, a dataclass or built-in types, all of them defined at module level",
+            "pydantic model, a dataclass or built-in types, all of them defined at module level "
+            f"(pydantic: {str(error).splitlines()[0]})",
         ) from error
 
 
@@ -124,8 +125,9 @@ def _survey(value: Any, path: str) -> bool:
         if depth > VALUE_DEPTH_MAX:
             reason = f"it is nested deeper than {VALUE_DEPTH_MAX} levels"
             raise ValueRefusedError(path=_find_deepest(value, path), reason=reason)
-        if nodes > VALUE_NODES_MAX:
-            raise ValueRefusedError(path=path, reason=f"it has more than {VALUE_NODES_MAX:,} parts")
+        if nodes > VALUE_CONTAINERS_MAX:
+            reason = f"it has more than {VALUE_CONTAINERS_MAX:,} parts"
+            raise ValueRefusedError(path=path, reason=reason)
         holds_sets = holds_sets or isinstance(item, set | frozenset)
         pending += [(part, depth + 1) for _, part in list_parts(item) if type(part) not in _LEAVES]
     return holds_sets

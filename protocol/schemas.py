@@ -32,6 +32,8 @@ FINDINGS_MAX = 50  # a model that repairs its output reads the first few; a pers
 SHOWN_CHARS_MAX = 60  # of a const or an enum in a message
 
 Check: TypeAlias = Callable[[Any], str | None]
+# A path, written out only when there is a finding: most values fit, and have many members.
+Where: TypeAlias = "str | tuple[Where, str | int]"
 
 
 def check_schema(schema: object, path: str) -> list[Finding]:
@@ -43,15 +45,21 @@ def check_schema(schema: object, path: str) -> list[Finding]:
     return findings
 
 
-def validate_value(schema: dict[str, Any], value: Json, *, path: str = "$") -> list[Finding]:
+def validate_value(
+    schema: dict[str, Any],
+    value: Json,
+    *,
+    path: str = "$",
+    steps_max: int = VALIDATION_STEPS_MAX,
+) -> list[Finding]:
     """Returns where `value` doesn't fit `schema`, at most FINDINGS_MAX; it must be checked before.
 
     Numbers as in JSON Schema: 1.0 is an integer and equals 1; true is neither.
     """
     try:
-        return _Validation().check(schema, value, path)[:FINDINGS_MAX]
+        return _Validation(steps_max).check(schema, value, path)[:FINDINGS_MAX]
     except _BudgetSpentError:
-        text = f"not checked to the end: more than {VALIDATION_STEPS_MAX:,} steps; simplify it"
+        text = f"not checked to the end: more than {steps_max:,} steps; simplify it"
         return [Finding(MISMATCH, path, text)]
 
 
@@ -158,7 +166,7 @@ _LEAF_CHECKS: dict[str, Check] = {
 
 
 class _BudgetSpentError(Exception):
-    """More than VALIDATION_STEPS_MAX steps; never leaves this module."""
+    """More steps than allowed; never leaves this module."""
 
 
 class _Validation:
@@ -169,33 +177,35 @@ class _Validation:
 
     __slots__ = ("_steps_left",)
 
-    def __init__(self) -> None:
-        self._steps_left = VALIDATION_STEPS_MAX
+    def __init__(self, steps_max: int) -> None:
+        self._steps_left = steps_max
 
-    def check(self, schema: Any, value: Json, path: str) -> list[Finding]:
+    def check(self, schema: Any, value: Json, where: Where) -> list[Finding]:
         self._spend()
         if schema is True:
             return []
         if schema is False:
-            return [_mismatch(path, f"expected nothing here, got {_name_type(value)}")]
+            return [_mismatch(where, f"expected nothing here, got {_name_type(value)}")]
         expected = schema.get("type")
         if expected is not None and not _fits_type(expected, value):
             names = expected if isinstance(expected, str) else " or ".join(expected)
-            return [_mismatch(path, f"expected {names}, got {_name_type(value)}")]
-        found = self._check_choice(schema, value, path)
+            return [_mismatch(where, f"expected {names}, got {_name_type(value)}")]
+        found: list[Finding] = []
+        if "const" in schema or "enum" in schema:
+            found += self._check_choice(schema, value, where)
         if isinstance(value, dict):
-            found += self._check_object(schema, value, path)
+            found += self._check_object(schema, value, where)
         elif isinstance(value, list):
-            found += _check_size(schema, "Items", "items", len(value), path)
-            found += self._check_items(schema, value, path)
+            found += _check_size(schema, _ITEM_COUNTS, len(value), where)
+            found += self._check_items(schema, value, where)
         elif isinstance(value, str):
-            found += _check_size(schema, "Length", "characters", len(value), path)
+            found += _check_size(schema, _TEXT_LENGTHS, len(value), where)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found += _check_bounds(schema, value, path)
+            found += _check_bounds(schema, value, where)
         if "anyOf" in schema:
-            found += self._check_any(schema["anyOf"], value, path)
+            found += self._check_any(schema["anyOf"], value, where)
         if "oneOf" in schema:
-            found += self._check_one(schema["oneOf"], value, path)
+            found += self._check_one(schema["oneOf"], value, where)
         return found
 
     def _spend(self) -> None:
@@ -203,21 +213,21 @@ class _Validation:
         if self._steps_left < 0:
             raise _BudgetSpentError
 
-    def _check_choice(self, schema: dict[str, Any], value: Json, path: str) -> list[Finding]:
+    def _check_choice(self, schema: dict[str, Any], value: Json, where: Where) -> list[Finding]:
         found = []
         if "const" in schema and not self._equals(schema["const"], value):
             text = f"expected {_show(schema['const'])}, got another {_name_type(value)}"
-            found.append(_mismatch(path, text))
+            found.append(_mismatch(where, text))
         if "enum" in schema and not any(self._equals(item, value) for item in schema["enum"]):
             text = f"expected one of {_show(schema['enum'])}, got another {_name_type(value)}"
-            found.append(_mismatch(path, text))
+            found.append(_mismatch(where, text))
         return found
 
     def _check_object(
-        self, schema: dict[str, Any], value: dict[str, Json], path: str
+        self, schema: dict[str, Any], value: dict[str, Json], where: Where
     ) -> list[Finding]:
         found = [
-            _mismatch(extend_path(path, name), "expected a value, got none: it is required")
+            _mismatch((where, name), "expected a value, got none: it is required")
             for name in schema.get("required", ())
             if name not in value
         ]
@@ -227,21 +237,23 @@ class _Validation:
         for name, member in value.items():
             if len(found) >= FINDINGS_MAX:
                 break
-            where = extend_path(path, name)
+            inner = (where, name)
             if names is not True:
                 found += [
-                    _mismatch(where, f"the property's name: {finding.message}")
-                    for finding in self.check(names, name, where)
+                    _mismatch(inner, f"the property's name: {finding.message}")
+                    for finding in self.check(names, name, inner)
                 ]
             if name in properties:
-                found += self.check(properties[name], member, where)
+                found += self.check(properties[name], member, inner)
             elif others is False:
-                found.append(_mismatch(where, "expected no such property, got one: remove it"))
+                found.append(_mismatch(inner, "expected no such property, got one: remove it"))
             else:
-                found += self.check(others, member, where)
+                found += self.check(others, member, inner)
         return found
 
-    def _check_items(self, schema: dict[str, Any], value: list[Json], path: str) -> list[Finding]:
+    def _check_items(
+        self, schema: dict[str, Any], value: list[Json], where: Where
+    ) -> list[Finding]:
         found: list[Finding] = []
         rule = schema.get("items", True)
         if rule is True or rule == {}:
@@ -249,30 +261,31 @@ class _Validation:
         for index, item in enumerate(value):
             if len(found) >= FINDINGS_MAX:
                 break
-            found += self.check(rule, item, extend_path(path, index))
+            found += self.check(rule, item, (where, index))
         return found
 
-    def _check_any(self, branches: list[Any], value: Json, path: str) -> list[Finding]:
+    def _check_any(self, branches: list[Any], value: Json, where: Where) -> list[Finding]:
+        here = _write_path(where)
         near = []
         for branch in branches:
-            found = self.check(branch, value, path)
+            found = self.check(branch, value, where)
             if not found:
                 return []
-            if all(finding.path != path for finding in found):
+            if all(finding.path != here for finding in found):
                 near.append(found)
         if len(near) == 1:  # the value is of that kind, and wrong further inside: say where
             return near[0]
         got = _name_type(value)
         text = f"expected one of {len(branches)} alternatives, got {got} that fits none"
-        return [_mismatch(path, text)]
+        return [_mismatch(where, text)]
 
-    def _check_one(self, branches: list[Any], value: Json, path: str) -> list[Finding]:
-        fitting = sum(1 for branch in branches if not self.check(branch, value, path))
+    def _check_one(self, branches: list[Any], value: Json, where: Where) -> list[Finding]:
+        fitting = sum(1 for branch in branches if not self.check(branch, value, where))
         if fitting == 0:
-            return self._check_any(branches, value, path)
+            return self._check_any(branches, value, where)
         if fitting > 1:
             text = f"expected exactly one of {len(branches)} alternatives to fit, {fitting} do"
-            return [_mismatch(path, text)]
+            return [_mismatch(where, text)]
         return []
 
     def _equals(self, left: Json, right: Json) -> bool:
@@ -288,28 +301,35 @@ class _Validation:
         return bool(left == right)
 
 
+_ITEM_COUNTS = ("minItems", "maxItems", "items")
+_TEXT_LENGTHS = ("minLength", "maxLength", "characters")
+
+
 def _check_size(
-    schema: dict[str, Any], keyword: str, unit: str, size: int, path: str
+    schema: dict[str, Any], keywords: tuple[str, str, str], size: int, where: Where
 ) -> list[Finding]:
-    least, most = schema.get(f"min{keyword}", 0), schema.get(f"max{keyword}", size)
+    least_keyword, most_keyword, unit = keywords
+    least, most = schema.get(least_keyword, 0), schema.get(most_keyword, size)
     if size < least:
-        return [_mismatch(path, f"expected at least {least} {unit}, got {size}")]
+        return [_mismatch(where, f"expected at least {least} {unit}, got {size}")]
     if size > most:
-        return [_mismatch(path, f"expected at most {most} {unit}, got {size}")]
+        return [_mismatch(where, f"expected at most {most} {unit}, got {size}")]
     return []
 
 
-def _check_bounds(schema: dict[str, Any], value: int | float, path: str) -> list[Finding]:
+def _check_bounds(schema: dict[str, Any], value: int | float, where: Where) -> list[Finding]:
     least, most = schema.get("minimum", value), schema.get("maximum", value)
     if value < least:
-        return [_mismatch(path, f"expected {least} or more, got less")]
+        return [_mismatch(where, f"expected {least} or more, got less")]
     if value > most:
-        return [_mismatch(path, f"expected {most} or less, got more")]
+        return [_mismatch(where, f"expected {most} or less, got more")]
     return []
 
 
 def _fits_type(expected: str | list[str], value: Json) -> bool:
     got = _name_type(value)
+    if got == expected:
+        return True
     names = [expected] if isinstance(expected, str) else expected
     if got in names:
         return True
@@ -319,22 +339,18 @@ def _fits_type(expected: str | list[str], value: Json) -> bool:
 
 
 def _name_type(value: Json) -> str:
-    if value is None:
-        return "null"
-    for python_type, name in _TYPE_NAMES:
-        if isinstance(value, python_type):
-            return name
-    return type(value).__name__
+    return _TYPE_NAMES.get(type(value)) or type(value).__name__
 
 
-_TYPE_NAMES = (
-    (bool, "boolean"),  # before int, of which it is a subclass
-    (str, "string"),
-    (int, "integer"),
-    (float, "number"),
-    (list, "array"),
-    (dict, "object"),
-)
+_TYPE_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 def _show(value: Json) -> str:
@@ -342,5 +358,15 @@ def _show(value: Json) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "..."
 
 
-def _mismatch(path: str, message: str) -> Finding:
-    return Finding(MISMATCH, path, message)
+def _mismatch(where: Where, message: str) -> Finding:
+    return Finding(MISMATCH, _write_path(where), message)
+
+
+def _write_path(where: Where) -> str:
+    steps = []
+    while not isinstance(where, str):
+        where, step = where
+        steps.append(step)
+    for step in reversed(steps):
+        where = extend_path(where, step)
+    return where

@@ -143,7 +143,7 @@ def _equals(old: Any, new: Any) -> bool:
         same = old == new and copysign(1.0, old) == copysign(1.0, new)
         return same or (isnan(old) and isnan(new))
     if isinstance(old, Decimal):
-        return old.as_tuple() == new.as_tuple()
+        return bool(old.as_tuple() == new.as_tuple())
     if isinstance(old, datetime | time):
         # Not `==`: by PEP 495 a time that its zone skips or repeats equals nothing elsewhere.
         offset = old.utcoffset()

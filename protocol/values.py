@@ -24,6 +24,7 @@ INTEGER_MAX = 2**64 - 1
 # Each node takes at least one byte of msgpack, so more of them can't be stored. It ends the walk
 # over a small value that holds the same list twice at each of 64 levels.
 VALUE_NODES_MAX = BLOB_BYTES_MAX
+VALUE_CONTAINERS_MAX = BLOB_BYTES_MAX // 16  # a list, map or model with something in it
 
 Predicate: TypeAlias = Callable[[Any], bool]
 
@@ -36,7 +37,7 @@ def check_json(value: object, *, path: str = "$", depth_max: int = VALUE_DEPTH_M
     Raises:
         ValueRefusedError: with the path of the first such value, in document order.
     """
-    if not _is_json(value, depth_max):
+    if not _is_json(value, path, depth_max):
         raise _find_refused(value, path, depth_max)
 
 
@@ -107,15 +108,25 @@ def is_plain(annotation: object) -> bool:
     return any(annotation is plain for plain in (inspect.Parameter.empty, None, Any, object))
 
 
-def _is_json(value: object, depth_max: int) -> bool:
-    """The quick answer, without paths: it is asked about every value that is recorded."""
+def _is_json(value: object, path: str, depth_max: int) -> bool:
+    """The quick answer, without paths: it is asked about every value that is recorded.
+
+    Raises ValueRefusedError itself for the one reason that has no path inside: too many parts.
+    """
     pending: list[tuple[Any, int]] = [([value], 0)]
-    nodes = 0
+    nodes = containers = 0
     while pending:
         container, depth = pending.pop()
         nodes += len(container)
-        if depth > depth_max or len(container) > CONTAINER_ITEMS_MAX or nodes > VALUE_NODES_MAX:
+        containers += 1
+        if depth > depth_max or len(container) > CONTAINER_ITEMS_MAX:
             return False
+        if nodes > VALUE_NODES_MAX or containers > VALUE_CONTAINERS_MAX:
+            reason = (
+                f"it has more than {VALUE_CONTAINERS_MAX:,} lists and maps or {VALUE_NODES_MAX:,} "
+                "parts, each use of a shared one counted"
+            )
+            raise ValueRefusedError(path=path, reason=reason)
         if type(container) is dict:
             for key in container:
                 if type(key) is not str or not (key.isascii() or _is_unicode(key)):
@@ -145,6 +156,7 @@ def _find_refused(value: object, path: str, depth_max: int) -> ValueRefusedError
     if reason is not None:
         return ValueRefusedError(path=path, reason=reason)
     open_: list[tuple[str, Iterator[tuple[Any, Any]]]] = [(path, _enter(value))]
+    entered: dict[int, int] = {}  # id of a list or map -> the depth at which it was walked
     while open_:
         if len(open_) > depth_max:
             deepest = open_[-1][0]
@@ -159,10 +171,12 @@ def _find_refused(value: object, path: str, depth_max: int) -> ValueRefusedError
         reason = _refuse_node(item)
         if reason is not None:
             return ValueRefusedError(path=inner, reason=reason)
-        if type(item) in (list, dict):
+        # A shared part is walked again only where it lies deeper: twice at each of 64 levels
+        # it would otherwise never end.
+        if type(item) in (list, dict) and entered.get(id(item), -1) < len(open_):
+            entered[id(item)] = len(open_)
             open_.append((inner, _enter(item)))
-    reason = f"it has more than {VALUE_NODES_MAX:,} parts, counting each use of a shared one"
-    return ValueRefusedError(path=path, reason=reason)
+    return ValueRefusedError(path=path, reason="it was changed while it was being recorded")
 
 
 def _enter(value: Any) -> Iterator[tuple[Any, Any]]:

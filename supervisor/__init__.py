@@ -1,0 +1,1 @@
+"""The supervisor: the pure kernel (state, fold, decide, advance) and the edges around it."""

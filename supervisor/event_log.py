@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import apsw
 
@@ -195,38 +195,42 @@ class EventLog(LogReading):
 
     def _check_tails(self) -> None:
         """Verifies the last event of the log, of the system's run, and of each open run."""
+        for run_id in {SYSTEM_RUN_ID, *self.open_runs()}:
+            if self._check_tail(run_id) == 0 and run_id != SYSTEM_RUN_ID:
+                raise broken_chain(run_id, 1, "is missing")
         last = self._rows(schema.SELECT_LAST_BODY)
-        runs = {SYSTEM_RUN_ID, *self.open_runs()}
         if last:
             event = decode_event(last[0][0])
+            if self._check_tail(event.run_id) != event.sequence:
+                raise broken_chain(event.run_id, event.sequence, "isn't the last one in its index")
             self._epoch, self._mono = event.epoch, event.mono
-            runs.add(event.run_id)
-        for run_id in sorted(runs):
-            tail = self._rows(schema.SELECT_TAIL, (run_id,))
-            if not tail:
-                if run_id == SYSTEM_RUN_ID:
-                    continue
-                raise broken_chain(run_id, 1, "is missing")
-            sequence, body, digest = tail[0]
-            before = tail[1][2] if len(tail) == 2 else self._chain_start
-            if sequence != (tail[1][0] if len(tail) == 2 else 0) + 1:
-                raise broken_chain(run_id, sequence - 1, "is missing")
-            if sha256(before + body).digest() != digest:
-                raise broken_chain(run_id, sequence, "doesn't match its hash")
+
+    def _check_tail(self, run_id: str) -> int:
+        """Verifies the last event of a run and returns its sequence, 0 if there is none."""
+        tail = self._rows(schema.SELECT_TAIL, (run_id, 2))
+        if not tail:
+            return 0
+        sequence, body, digest = tail[0]
+        before, previous = tail[1][0::2] if len(tail) == 2 else (0, self._chain_start)
+        if sequence != before + 1:
+            raise broken_chain(run_id, before + 1, "is missing")
+        if sha256(previous + body).digest() != digest:
+            raise broken_chain(run_id, sequence, "doesn't match its hash")
+        return int(sequence)
 
     def _commit(self, batch: Sequence[Event], run_rows: Iterable[RunRow]) -> Sequence[int]:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         # Never from a counter of ours: after an error it would leave a hole.
-        position = first = (connection.execute(schema.SELECT_LAST_POSITION).fetchall()[0][0] or 0) + 1
+        first = self.last_position() + 1
+        position = first
         tails: dict[str, tuple[int, bytes]] = {}
         rows: list[tuple[int, str, int, str | None, str, bytes, bytes]] = []
         for event in batch:
             run_id = event.run_id
             tail = tails.get(run_id)
             if tail is None:
-                found = connection.execute(schema.SELECT_LAST_HASH, (run_id,)).fetchall()
-                tail = found[0] if found else (0, self._chain_start)
+                tail = self._read_tail(event)
             self._check_event(event, tail[0])
             body = encode_event(event)
             if len(body) > EVENT_BYTES_MAX:
@@ -241,6 +245,20 @@ class EventLog(LogReading):
         self._write_rows(run_rows)
         connection.execute("COMMIT")
         return range(first, position)
+
+    def _read_tail(self, event: Event) -> tuple[int, bytes]:
+        """Returns sequence and hash of the stored event that this one must follow.
+
+        That nothing stands behind it is the business of the insert (`events_not_replaced`): to
+        ask for the last one here costs three times as much.
+        """
+        before = event.sequence - 1
+        if before == 0:
+            return 0, self._chain_start
+        found = self._hash_at(event.run_id, before)
+        if found is None:
+            self._abort(event, f"has no event {before} before it in the log")
+        return before, found
 
     def _check_event(self, event: Event, last_sequence: int) -> None:
         """Asserts what holds for every event whatever the fold says; a failure is ours."""
@@ -261,8 +279,7 @@ class EventLog(LogReading):
 
     def _write_rows(self, rows: Iterable[RunRow]) -> None:
         bindings = [
-            (row.run_id, row.status, row.workflow_id, row.admitted_at, row.ended_at)
-            for row in rows
+            (row.run_id, row.status, row.workflow_id, row.admitted_at, row.ended_at) for row in rows
         ]
         if bindings:
             self._connection.executemany(schema.UPSERT_RUN, bindings)
@@ -301,12 +318,12 @@ class EventLog(LogReading):
         if self._stopped is not None:
             raise CommitUnknownError(message=f"the event log takes nothing more: {self._stopped}")
 
-    def _rows(self, sql: str, bindings: Sequence[str | int | None] = ()) -> list[tuple[object]]:
+    def _rows(self, sql: str, bindings: Sequence[str | int | None] = ()) -> list[Any]:
         self._check_usable()
         return super()._rows(sql, bindings)
 
     def _refuse(self, error: apsw.Error) -> NoReturn:
-        text = f"the event log {str(self.path)!r} met an error of the disk ({error})"
+        text = f"the event log {str(self.path)!r} met an error ({type(error).__name__}: {error})"
         self._stop(CommitUnknownError(message=text + _RESTART), error)
 
     def _stop(

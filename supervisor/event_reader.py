@@ -40,6 +40,7 @@ class LogReading:
             IntegrityError: the chain is broken there; nothing behind that place is yielded.
         """
         previous = self._hash_at(run_id, after)
+        last = 0
         while previous is not None and (limit is None or limit > 0):
             page = PAGE_ROWS if limit is None else min(limit, PAGE_ROWS)
             rows = self._rows(schema.SELECT_RUN, (run_id, after, page))
@@ -53,8 +54,13 @@ class LogReading:
                     raise broken_chain(run_id, sequence, "stands at another event's place")
                 previous, after = digest, sequence
                 yield position, event
+            if not rows and after < last:
+                # Seen from its end the run goes on: a damaged index hides what is between.
+                raise broken_chain(run_id, after + 1, "is missing")
             if len(rows) < page:
-                return
+                last = self._last_sequence(run_id)
+                if last == after:
+                    return
             limit = None if limit is None else limit - page
 
     def read_session(
@@ -133,6 +139,10 @@ class LogReading:
         if len(database_id) != 32 or not set(database_id) <= set("0123456789abcdef"):
             raise IntegrityError(message=f"the event log {str(self.path)!r} has no database id")
         return str(database_id)
+
+    def _last_sequence(self, run_id: str) -> int:
+        rows = self._rows(schema.SELECT_TAIL, (run_id, 1))
+        return int(rows[0][0]) if rows else 0
 
     def _hash_at(self, run_id: str, sequence: int) -> bytes | None:
         if sequence == 0:

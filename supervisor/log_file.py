@@ -141,13 +141,20 @@ class _TracedFile(apsw.VFSFile):
     def __init__(self, name: Any, flags: list[int], trace: Trace) -> None:
         self.trace = trace
         self.point = ""
+        self.written = False  # since the last sync
         if flags[0] & apsw.SQLITE_OPEN_WAL:
             self.point = "frames_written"
         elif flags[0] & apsw.SQLITE_OPEN_MAIN_DB:
             self.point = "checkpoint"
         super().__init__("", name, flags)
 
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        # The WAL's header is synced by itself, and a checkpoint syncs a WAL without new frames.
+        self.written = self.written or offset > 0 or self.point == "checkpoint"
+        super().xWrite(data, offset)
+
     def xSync(self, flags: int) -> None:  # noqa: N802
-        if self.point:
+        if self.point and self.written:
             self.trace(self.point)
+        self.written = False
         super().xSync(flags)

@@ -54,10 +54,7 @@ INSERT_EVENT = (
 SELECT_LAST_POSITION = "SELECT max(position) FROM events"
 SELECT_LAST_BODY = "SELECT body FROM events ORDER BY position DESC LIMIT 1"
 SELECT_TAIL = (
-    "SELECT sequence, body, hash FROM events WHERE run_id = ? ORDER BY sequence DESC LIMIT 2"
-)
-SELECT_LAST_HASH = (
-    "SELECT sequence, hash FROM events WHERE run_id = ? ORDER BY sequence DESC LIMIT 1"
+    "SELECT sequence, body, hash FROM events WHERE run_id = ? ORDER BY sequence DESC LIMIT ?"
 )
 SELECT_HASH = "SELECT hash FROM events WHERE run_id = ? AND sequence = ?"
 SELECT_RUN = (

@@ -188,6 +188,20 @@ def read_environment(pid: int) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
+def find_marked(marker: str) -> Iterator[ProcessStat]:
+    """Yield the living processes that carry the marker; not this one and not its ancestors."""
+    spared = _own_line()
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) in spared:
+            continue
+        environment = read_environment(int(entry))  # that of a zombie is empty
+        if environment.get(MARKER_VARIABLE.encode()) != marker.encode():
+            continue
+        stat = read_stat(int(entry))
+        if stat is not None and stat.state not in "ZX":
+            yield stat
+
+
 def kill_marked(marker: str, wait_seconds: float = KILL_WAIT_SECONDS) -> list[ProcessStat]:
     """Kill whatever carries the marker in its environment; return what is still alive.
 
@@ -197,12 +211,10 @@ def kill_marked(marker: str, wait_seconds: float = KILL_WAIT_SECONDS) -> list[Pr
     deadline = time.monotonic() + wait_seconds
     alive: list[ProcessStat] = []
     for _ in range(KILL_ROUNDS_MAX):
-        marked = list(_find_marked(marker))
+        marked = list(find_marked(marker))
         if not marked:
             return []
-        killed = {
-            one.pid: one for head in marked for one in kill_tree(head.pid, head.start_time)
-        }
+        killed = {one.pid: one for head in marked for one in kill_tree(head.pid, head.start_time)}
         alive = wait_gone(killed.values(), deadline)
         if time.monotonic() >= deadline:
             break
@@ -286,19 +298,6 @@ def _list_children_by_scan(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.Error:
         return []
-
-
-def _find_marked(marker: str) -> Iterator[ProcessStat]:
-    spared = _own_line()
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) in spared:
-            continue
-        environment = read_environment(int(entry))  # that of a zombie is empty
-        if environment.get(MARKER_VARIABLE.encode()) != marker.encode():
-            continue
-        stat = read_stat(int(entry))
-        if stat is not None and stat.state not in "ZX":
-            yield stat
 
 
 def _own_line() -> set[int]:

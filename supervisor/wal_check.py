@@ -132,7 +132,8 @@ def classify_wal(path: Path, page_bytes: int, accepted_frames: int = 0) -> WalSt
         # After a checkpoint the file is written from its start again: behind the newest frame
         # stand old ones with other salts.
         ended = broken == 0 or wal.is_commit(broken - 1)
-        return "clean" if ended and not wal.is_current(broken) else "torn_tail"
+        torn = any(wal.is_current(index) for index in range(broken, wal.count))
+        return "clean" if ended and not torn else "torn_tail"
 
 
 def _find_broken(wal: _Wal, start: int) -> tuple[int, Checksum]:

@@ -1,0 +1,1 @@
+"""What runs in a child process: the session, its link and journal, the agent loop, tools, code."""

@@ -27,24 +27,26 @@ from planaria.protocol.values import ValueType, check_json
 # files, or a call that used tokens of its own.
 TAG = "$pydantic_ai"
 
+_FILES = "content_file_digests"  # where pydantic-ai says which maps in a result are files
+_TOOL_RETURN = "tool-return"  # the kind of a ToolReturn, which has more than a value
 _USAGE: TypeAdapter[RunUsage] = TypeAdapter(RunUsage)
 # Message and part fields that are kept in a request: the rest (timestamps, run ids, whatever a
 # provider adds) differs between two runs that ask the same.
 _MESSAGE_FIELDS = ("kind", "parts", "instructions")
 _VOLATILE_PART_FIELDS = frozenset(
     "timestamp tool_call_id id provider_name provider_details provider_response_id "
-    "otel_metadata metadata".split()
+    "otel_metadata metadata content_file_digests".split()
 )
+# Part fields whose default is None.
+_EMPTY_PART_FIELDS = frozenset("id provider_name provider_details tool_kind citations".split())
 
 
 def encode_outcome(payload: Json, usage: RunUsage | None) -> Json:
     """Returns what is recorded of a tool call: the plain result wherever that says everything."""
-    plain = isinstance(payload, dict) and set(payload) == {"kind", "result"}
-    if plain and payload["kind"] == "tool_return" and usage is None:
+    if usage is None and isinstance(payload, dict) and payload.get("kind") == "tool_return":
         result = payload["result"]
-        if not (
-            isinstance(result, dict) and (TAG in result or result.get("kind") == "tool-return")
-        ):
+        special = isinstance(result, dict) and (TAG in result or result.get("kind") == _TOOL_RETURN)
+        if payload.keys() <= {"kind", "result", _FILES} and not payload.get(_FILES) and not special:
             return result
     tagged: dict[str, Json] = {TAG: payload}
     if usage is not None:
@@ -57,7 +59,10 @@ def decode_outcome(recorded: Json) -> tuple[Json, RunUsage | None]:
     if isinstance(recorded, dict) and TAG in recorded:
         usage = recorded.get("usage")
         return recorded[TAG], None if usage is None else _USAGE.validate_python(usage)
-    return {"kind": "tool_return", "result": recorded}, None
+    payload: dict[str, Json] = {"kind": "tool_return", "result": recorded}
+    if isinstance(recorded, dict | list):
+        payload[_FILES] = []  # without it, a map that looks like a file would become one
+    return payload, None
 
 
 def dump_usage(usage: RunUsage) -> dict[str, Json]:
@@ -70,6 +75,17 @@ def dump_usage(usage: RunUsage) -> dict[str, Json]:
         "output_tokens": usage.output_tokens,
     }
     return {**dumped, **counts}
+
+
+def compact_response(response: Json) -> Json:
+    """Returns the response without its empty fields, which are most of it: they load as empty."""
+    kept = {key: value for key, value in response.items() if value is not None}
+    kept["parts"] = [
+        {k: v for k, v in part.items() if v is not None or k not in _EMPTY_PART_FIELDS}
+        for part in response["parts"]
+    ]
+    kept["usage"] = {key: value for key, value in response["usage"].items() if value}
+    return kept
 
 
 def label_calls(response: Json) -> Json:

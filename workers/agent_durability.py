@@ -37,6 +37,7 @@ from planaria.protocol.errors import RecordedError
 
 from .agent_codec import (
     RequestLog,
+    compact_response,
     decode_outcome,
     dump_untyped,
     encode_args,
@@ -116,7 +117,7 @@ class _Backend(JournalCallableOperationBackend[str]):
             return await body()
         match operation_id:
             case ModelRequestId():
-                return await self._request_model(operation_id, _in_unit(body), cache_key)
+                return await self._request_model(operation_id, _in_unit(body, _compact), cache_key)
             case ToolsetCallToolId():
                 return await _finish(self._call_tool(operation_id, body, cache_key))
             case ToolsetValidateToolArgumentsId():
@@ -195,6 +196,10 @@ def _in_unit(
         return payload if encode is None else encode(payload, state.used())
 
     return unit
+
+
+def _compact(response: Json, _: RunUsage | None) -> Json:
+    return compact_response(response)
 
 
 async def _finish(call: Awaitable[Json]) -> Json:

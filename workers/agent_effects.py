@@ -15,7 +15,9 @@ class ToolEffects:
     """Resolves effect classes; undeclared tools count as `once`, with one notice for all."""
 
     def __init__(self, overrides: Mapping[str, str], warn: Callable[[str], None]) -> None:
-        self._overrides = {name: _checked(effect, name) for name, effect in overrides.items()}
+        self._overrides: dict[str, Effect] = {
+            name: _checked(effect, name) for name, effect in overrides.items()
+        }
         self._warn = warn
         self._noticed = False
 

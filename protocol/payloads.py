@@ -1,0 +1,69 @@
+"""Large values of events: which go to the blob store, and how they come back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .blobs import blob_ref, verify_blob
+from .codec import Json, canonical_bytes, unpack
+from .events import VALUE_FIELDS
+from .limits import BLOB_BYTES_MAX, INLINE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value that stands in the blob store: `fields` is its reference {ref, sha256, size}."""
+
+    fields: dict[str, Any]
+
+
+def split_payload(
+    payload: dict[str, Any], *, inline_bytes_max: int = INLINE_BYTES_MAX
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Returns the payload with every large value field replaced by its blob form, and the blobs.
+
+    A limit of -1 puts every value field away, for steps marked sensitive.
+    """
+    blobs: list[bytes] = []
+    split: dict[str, Any] = {}
+    for name, value in payload.items():
+        if name in VALUE_FIELDS and (inline_bytes_max < 0 or not _is_small(value)):
+            data = canonical_bytes(value)
+            if len(data) > inline_bytes_max:
+                blobs.append(data)
+                split[f"{name}Ref"] = blob_ref(data)
+                continue
+        split[name] = value
+    return split, blobs
+
+
+def read_field(payload: dict[str, Any], name: str) -> Json | Ref:
+    """Returns a value field, or the reference that stands for it; None when neither is there."""
+    if name in payload:
+        return payload[name]
+    ref = payload.get(f"{name}Ref")
+    return Ref(ref) if ref is not None else None
+
+
+def write_field(name: str, value: Json | Ref) -> dict[str, Any]:
+    """Returns the payload entry for a value: inline as {name: value}, or {nameRef: reference}."""
+    return {f"{name}Ref": value.fields} if isinstance(value, Ref) else {name: value}
+
+
+def load_value(value: Json | Ref, read_blob: Callable[[dict[str, Any]], bytes]) -> Json:
+    """Returns the value itself, read from the blob store and verified if it stands there."""
+    if not isinstance(value, Ref):
+        return value
+    return unpack(verify_blob(read_blob(value.fields), value.fields), bytes_max=BLOB_BYTES_MAX)
+
+
+def _is_small(value: Json) -> bool:
+    """Says whether a value is surely below the limit, without packing it."""
+    if isinstance(value, str):
+        return len(value) < 1_000
+    if isinstance(value, dict):
+        return len(value) < 20 and all(
+            isinstance(v, int | float | None) or (isinstance(v, str) and len(v) < 1_000)
+            for v in value.values()
+        )
+    return not isinstance(value, list) or not value

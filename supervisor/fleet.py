@@ -1,0 +1,230 @@
+"""The fleet: which process serves which session. Pure, and kept in memory only.
+
+A process is launched blank. It is bound to (run, session, incarnation) by the committed event
+ProcessStarted, and gets its session only after that commit; so what it may do is always on record
+before it does it. A process of a step without a model goes on to the next such session of its run
+(`isolation="role"`); one that ran an agent is used once. A few blank ones are kept ready, so that
+a successor is bound within one round of the loop.
+"""
+
+from collections import Counter
+
+from planaria.protocol.events import Draft
+from planaria.protocol.limits import GRACE_MS
+from planaria.protocol.messages import Deliver, Stop
+
+from .context import pack_context
+from .decide import kind_of
+from .kernel_messages import Action, Kill, Launch, Send
+from .run_state import Now, RunState, SessionState
+from .system_state import (
+    BLANK,
+    BOUND,
+    DYING,
+    IDLE,
+    LAUNCHING,
+    ProcessState,
+    SystemState,
+)
+
+STOP_MS = 2_000  # how long a process that has nothing to do may take to end by itself
+
+
+def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, str, str]]]:
+    """Returns ProcessStarted events and, for each, (process id, run id, session id).
+
+    One session of each waiting run in turn, so that a wide run starves nobody.
+    """
+    drafts: list[Draft] = []
+    bindings: list[tuple[str, str, str]] = []
+    taken: set[str] = set()
+    if system.is_stopping:
+        return drafts, bindings
+    chosen: set[str] = set()
+    progress = True
+    while progress:
+        progress = False
+        for run_id in system.queue:
+            run = system.runs[run_id]
+            for session in run.waiting.values():
+                if session.id in chosen or not _may_start(system, run, session, now):
+                    continue
+                process = _find_process(system, run_id, session, taken)
+                if process is None:
+                    break
+                taken.add(process.id)
+                chosen.add(session.id)
+                payload = {
+                    "sessionId": session.id,
+                    "incarnation": session.incarnation + 1,
+                    "pid": process.pid,
+                    "startTime": process.start_time,
+                    "bootId": system.boot_id,
+                }
+                drafts.append(Draft(run_id, "ProcessStarted", payload, session.id))
+                bindings.append((process.id, run_id, session.id))
+                progress = True
+                break
+    return drafts, bindings
+
+
+def _may_start(system: SystemState, run: RunState, session: SessionState, now: Now) -> bool:
+    epoch, mono = session.not_before
+    if epoch == system.epoch and mono > now.mono:
+        return False
+    # No successor of a step while a process that carried it may still act.
+    return not any(
+        p.status == DYING and p.run_id == run.run_id and p.step_path == session.step.path
+        for p in system.processes.values()
+    )
+
+
+def _find_process(
+    system: SystemState, run_id: str, session: SessionState, taken: set[str]
+) -> ProcessState | None:
+    kind = kind_of(session)
+    blank: ProcessState | None = None
+    for process in system.processes.values():
+        if process.kind != kind or process.id in taken:
+            continue
+        if process.status == IDLE and process.run_id == run_id:
+            return process
+        if process.status == BLANK and blank is None:
+            blank = process
+    return blank
+
+
+def bind(system: SystemState, process_id: str, run_id: str, session: SessionState) -> None:
+    """Notes that a process carries a session now."""
+    process = system.processes[process_id]
+    process.status = BOUND
+    process.run_id, process.session_id = run_id, session.id
+    process.incarnation = session.incarnation
+    process.step_path = session.step.path
+    system.bound[session.id] = process_id
+    system.launch_failures = 0
+
+
+def make_delivery(run: RunState, session: SessionState) -> Deliver:
+    """Returns everything that a process needs to carry the session."""
+    step = session.step
+    assert run.plan is not None
+    return Deliver(
+        {
+            "sessionId": session.id,
+            "incarnation": session.incarnation,
+            "runId": run.run_id,
+            "workflowId": run.admission["workflowId"],
+            "versionId": run.plan.version_id,
+            "stepPath": step.path,
+            "attempt": session.attempt,
+            "startedAt": step.attempt_started_at,
+            "step": step.plan.document,
+            "context": pack_context(run, step),
+            "tools": run.plan.lock.get("tools", {}),
+            "models": run.plan.lock.get("models", {}),
+            "source": run.admission["source"],
+            "manifestHash": session.manifest_hash,
+            "firstSequence": session.first_sequence,
+            "lastSequence": session.last_sequence,
+            "reported": session.reported,
+            "hasHistory": session.incarnation > 1,
+            "inherited": dict(step.inherited) if session.incarnation == 1 else {},
+            "sensitive": step.plan.sensitive,
+        }
+    )
+
+
+def release(system: SystemState, session_id: str, reported: int, failed: bool, now: Now) -> None:
+    """Frees the process of a session that has ended: for the next one, or to end itself."""
+    process_id = system.bound.pop(session_id, None)
+    process = system.processes.get(process_id) if process_id else None
+    if process is None or process.session_id != session_id or process.status == DYING:
+        return
+    process.reported = reported
+    process.status = IDLE
+    if failed or process.kind == "heavy":
+        _retire(process, now)
+
+
+def _retire(process: ProcessState, now: Now) -> None:
+    process.status = DYING
+    process.kill_reason = "done"
+    process.kill_at = now.mono + STOP_MS * 1_000
+
+
+def tend(system: SystemState, now: Now) -> list[Action]:
+    """Returns launches for what waits, and the retirement of processes that nobody needs."""
+    actions: list[Action] = []
+    for process in system.processes.values():
+        if process.status != IDLE:
+            continue
+        run = system.runs.get(process.run_id or "")
+        if run is None or run.is_ended or not run.sessions:
+            _retire(process, now)
+        elif _is_crowded_out(system, process):
+            _retire(process, now)
+    actions.extend(
+        Send(p.id, Stop("done"))
+        for p in system.processes.values()
+        if p.status == DYING and p.kill_reason == "done" and not p.seen_stop
+    )
+    for process in system.processes.values():
+        if process.status == DYING and process.kill_reason == "done":
+            process.seen_stop = True
+    if not system.is_stopping and system.launch_not_before <= now.mono:
+        actions.extend(_launch(system, now))
+    return actions
+
+
+def _is_crowded_out(system: SystemState, process: ProcessState) -> bool:
+    """Says whether other runs wait for a process while this one's run has several."""
+    if len(system.processes) < system.children_max:
+        return False
+    mine = sum(1 for p in system.processes.values() if p.run_id == process.run_id)
+    others = any(run_id != process.run_id for run_id in system.queue)
+    return others and mine > 1
+
+
+def _launch(system: SystemState, now: Now) -> list[Action]:
+    wanted: Counter[str] = Counter()
+    for run_id in system.queue:
+        for session in system.runs[run_id].waiting.values():
+            wanted[kind_of(session)] += 1
+            if wanted.total() > system.children_max:
+                break
+    for kind in wanted:
+        system.kinds_used[kind] = None
+    coming = Counter(p.kind for p in system.processes.values() if p.status in (LAUNCHING, BLANK))
+    actions: list[Action] = []
+    free = system.children_max - len(system.processes)
+    for kind in system.kinds_used:
+        missing = wanted[kind] + system.spares - coming[kind]
+        for _ in range(max(0, min(missing, free))):
+            system.processes_made += 1
+            process_id = f"p{system.epoch}-{system.processes_made}"
+            system.processes[process_id] = ProcessState(
+                process_id, kind, LAUNCHING, launched_at=now.mono, seen_at=now.mono
+            )
+            actions.append(Launch(process_id, kind))
+            free -= 1
+    if free <= 0 and wanted:
+        actions.extend(_make_room(system, wanted, coming))
+    return actions
+
+
+def _make_room(
+    system: SystemState, wanted: Counter[str], coming: Counter[str]
+) -> list[Action]:
+    """Ends a blank process of a kind that nobody waits for, when every slot is taken."""
+    for process in system.processes.values():
+        if process.status == BLANK and not wanted[process.kind]:
+            if all(coming[kind] == 0 for kind in wanted):
+                return [Kill(process.id, "put_away")]
+    return []
+
+
+def ask_to_stop(process: ProcessState, now: Now) -> None:
+    """Gives a process the grace time to end its session by itself."""
+    process.kill_at = now.mono + GRACE_MS * 1_000
+    process.kill_reason = "stopped"

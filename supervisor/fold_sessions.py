@@ -1,0 +1,195 @@
+"""The fold of sessions, their calls, and the processes that carry them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from planaria.protocol.events import Event
+from planaria.protocol.payloads import read_field
+
+from .illegal import refuse_unless
+from .restart import is_over_intensity, restart_not_before
+from .run_state import FAIL_CLOSED, RUNNING, CallState, Library, RunState, SessionState
+
+# Ends of a process that say nothing against its session.
+UNCOUNTED = frozenset({"supervisor_lost", "put_away"})
+
+Handler = Callable[[RunState, Event, Library], None]
+
+
+def _session(run: RunState, event: Event) -> SessionState:
+    """Returns the open session that the event belongs to, after the fencing checks."""
+    session = run.sessions.get(event.session_id or "")
+    refuse_unless(session is not None, event, f"for session {event.session_id!r}, which isn't open")
+    assert session is not None
+    if event.incarnation is not None:
+        is_current = session.is_live and event.incarnation == session.incarnation
+        refuse_unless(is_current, event, f"from incarnation {event.incarnation}")
+        session.reported += 1
+    session.last_sequence = event.sequence
+    return session
+
+
+def _start_session(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    path = payload["stepPath"]
+    step = run.steps.get(path)
+    legal = step is not None and step.status == RUNNING and step.attempt == payload["attempt"]
+    refuse_unless(legal and ("open_session", path) in run.owed, event, f"for {path!r}")
+    assert step is not None and event.session_id is not None
+    del run.owed[("open_session", path)]
+    session = SessionState(
+        id=event.session_id,
+        step=step,
+        attempt=payload["attempt"],
+        started_at=event.at,
+        manifest_hash=payload["manifestHash"],
+        first_sequence=event.sequence,
+        last_sequence=event.sequence,
+    )
+    step.session = session
+    run.sessions[session.id] = session
+    run.waiting[session.id] = session
+
+
+def _start_process(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    number = event.payload["incarnation"]
+    legal = not session.is_live and number == session.incarnation + 1 and not session.is_held
+    refuse_unless(legal, event, f"as incarnation {number} of {session.id!r}")
+    session.incarnation = number
+    session.is_live = True
+    run.waiting.pop(session.id, None)
+    run.owed.pop(("close_session", session.id), None)
+
+
+def _end_process(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    legal = session.is_live and event.payload["incarnation"] == session.incarnation
+    refuse_unless(legal, event, f"for {session.id!r}")
+    session.is_live = False
+    if event.payload["reason"] not in UNCOUNTED:
+        session.crashes.append((event.epoch, event.mono))
+    if session.finish is not None or session.is_held:
+        return
+    if run.cancellation is not None:
+        run.owe("close_session", session.id, detail=run.error)
+        return
+    once = [c.call_id for c in session.open_calls.values() if c.effect in FAIL_CLOSED]
+    if once:
+        run.owe("hold_session", session.id, detail=event.sequence)
+    elif is_over_intensity(session.crashes, event.epoch, event.mono):
+        run.owe("close_session", session.id, detail=_crash_error(session, event.payload))
+    else:
+        session.not_before = restart_not_before(session.crashes, event.epoch, event.mono)
+        run.waiting[session.id] = session
+
+
+def _crash_error(session: SessionState, exit_facts: dict[str, Any]) -> dict[str, Any]:
+    how = exit_facts["reason"]
+    for name in ("exitCode", "signal"):
+        if exit_facts.get(name) is not None:
+            how += f", {name} {exit_facts[name]}"
+    return {
+        "name": "ProcessCrashed",
+        "message": f"the process of this step ended {len(session.crashes)} times without a "
+        f"result (last: {how}); see 'planaria logs'",
+        "causeCode": "process_crashed",
+        "retriable": True,
+    }
+
+
+def _open_call(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    call_id = payload["callId"]
+    kind = event.type.split(".")[1]
+    session = _session(run, event)
+    refuse_unless(call_id not in session.open_calls, event, f"twice for call {call_id!r}")
+    session.open_calls[call_id] = CallState(
+        call_id=call_id,
+        kind=kind,
+        effect=payload.get("effect", "read"),
+        tool_name=payload.get("toolName", ""),
+        idempotency_key=payload.get("idempotencyKey", ""),
+        started_at=event.at,
+    )
+
+
+def _close_call(run: RunState, event: Event, library: Library) -> None:
+    call_id = event.payload["callId"]
+    session = _session(run, event)
+    call = session.open_calls.pop(call_id, None)
+    refuse_unless(call is not None, event, f"for call {call_id!r}, which isn't open")
+    assert call is not None
+    if event.type == "harness.model.responded":
+        for counted in (session.usage, run.usage):
+            for name, count in event.payload["usage"].items():
+                counted[name] = counted.get(name, 0) + count
+    elif event.type == "harness.tool_call.succeeded" and call.effect != "read":
+        session.step.inherited[call.idempotency_key] = read_field(event.payload, "result")
+
+
+def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    call = session.open_calls.pop(event.payload["callId"], None)
+    refuse_unless(call is not None, event, "for a call that isn't open")
+    assert call is not None
+    session.unknown_calls.append(call)
+    if call.effect not in FAIL_CLOSED or run.cancellation is not None:
+        return
+    run.waiting.pop(session.id, None)
+    run.timed.pop(session.step.path, None)
+    if not any(c.effect in FAIL_CLOSED for c in session.open_calls.values()):
+        run.owed.pop(("hold_session", session.id), None)
+        run.owe("interrupt")
+
+
+def _report(run: RunState, event: Event, library: Library) -> None:
+    """An event that changes nothing but the session's count."""
+    _session(run, event)
+
+
+def _report_end(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    refuse_unless(session.finish is None, event, f"twice for {session.id!r}")
+    if event.type == "harness.execute_step.succeeded":
+        value = read_field(event.payload, "output")
+        session.finish = ("succeeded", value, event.payload.get("metadata") or {})
+    else:
+        session.finish = ("failed", event.payload["error"], {})
+    run.owe("settle_session", session.id)
+
+
+def _end_session(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    refuse_unless(not session.open_calls, event, "while a call of the session is open")
+    del run.sessions[session.id]
+    run.waiting.pop(session.id, None)
+    session.is_live = False
+    for what in ("settle_session", "close_session", "hold_session"):
+        run.owed.pop((what, session.id), None)
+    failed = event.payload.get("error") if event.type == "harness.session.failed" else None
+    run.owe("finish_step", session.step.path, detail=(session, failed))
+
+
+SESSION_HANDLERS: dict[str, Handler] = {
+    "harness.session.started": _start_session,
+    "harness.session.resumed": _report,
+    "harness.session.completed": _end_session,
+    "harness.session.failed": _end_session,
+    "harness.model.called": _open_call,
+    "harness.model.responded": _close_call,
+    "harness.model.failed": _close_call,
+    "harness.tool_call.started": _open_call,
+    "harness.tool_call.succeeded": _close_call,
+    "harness.tool_call.failed": _close_call,
+    "harness.tool_call.unknown": _mark_unknown,
+    "harness.operation.started": _open_call,
+    "harness.operation.succeeded": _close_call,
+    "harness.operation.failed": _close_call,
+    "harness.warning": _report,
+    "StepRepairAttempted": _report,
+    "harness.execute_step.succeeded": _report_end,
+    "harness.execute_step.failed": _report_end,
+    "ProcessStarted": _start_process,
+    "ProcessExited": _end_process,
+}

@@ -1,0 +1,238 @@
+"""The kernel: one message in; events to commit, then actions to take, out. No I/O, no clock.
+
+    message ─▶ decide ─▶ events ─▶ fold ─▶ advance until nothing is owed ─▶ fleet ─▶ actions
+
+`handle` is called for every message that has arrived; the shell (`loop.py`) then commits the
+events of all of them in one transaction, and only after that takes the actions.
+"""
+
+from dataclasses import dataclass, field
+
+from planaria.protocol.events import Draft, Event
+from planaria.protocol.messages import Stop
+from planaria.protocol.payloads import split_payload
+
+from .advance import advance
+from .decide import decide
+from .fleet import ask_to_stop, assign, bind, make_delivery, release, tend
+from .fold import fold
+from .kernel_messages import (
+    Action,
+    KernelMessage,
+    Kill,
+    LaunchFailed,
+    ProcessEnded,
+    ProcessReady,
+    ProcessSeen,
+    Send,
+    SessionReported,
+    StopSystem,
+    Tick,
+)
+from .run_state import Library, Now, RunState
+from .system_state import BLANK, DYING, LAUNCHING, SystemState
+from .timers import stop_actions
+
+FOLLOW_UPS_MAX = 1_000_000  # a bug that owes for ever ends here
+LAUNCH_PAUSE_US = 200_000  # after a failed launch, doubled up to 64 times it
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one message led to: blobs to write before the events, and actions for afterwards."""
+
+    events: list[Event] = field(default_factory=list)
+    blobs: list[bytes] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+
+class Kernel:
+    """The state of everything, and the one way to change it."""
+
+    def __init__(self, system: SystemState, library: Library) -> None:
+        self.system = system
+        self._library = library
+
+    def handle(self, message: KernelMessage, now: Now) -> Turn:
+        """Decides, folds and follows up one message."""
+        turn = Turn()
+        if isinstance(message, Tick):
+            message = Tick(self.system.pop_due(now.at))
+        self._note_process(message, now)
+        decision = decide(self.system, message, now, self._library)
+        for action in decision.actions:
+            self._note_action(action, now)
+        turn.actions.extend(decision.actions)
+        self._record(decision.drafts, turn, now)
+        self._forget_process(message)
+        self._follow_up({draft.run_id: None for draft in decision.drafts}, turn, now)
+        return turn
+
+    def recover(self, run: RunState, now: Now) -> Turn:
+        """Takes a run folded from the log: ends what an earlier supervisor left, and goes on."""
+        turn = Turn()
+        self.system.runs[run.run_id] = run
+        drafts = [
+            Draft(
+                run.run_id,
+                "ProcessExited",
+                {
+                    "sessionId": session.id,
+                    "incarnation": session.incarnation,
+                    "reason": "supervisor_lost",
+                },
+                session.id,
+            )
+            for session in run.sessions.values()
+            if session.is_live
+        ]
+        self._record(drafts, turn, now)
+        self._set_timers(run)
+        self._follow_up({run.run_id: None}, turn, now)
+        return turn
+
+    def _record(self, drafts: list[Draft], turn: Turn, now: Now) -> None:
+        for draft in drafts:
+            run = self.system.runs.get(draft.run_id)
+            if run is None:
+                run = self.system.runs[draft.run_id] = RunState(draft.run_id)
+            payload, blobs = split_payload(draft.payload)
+            turn.blobs.extend(blobs)
+            event = Event(
+                run_id=draft.run_id,
+                sequence=run.sequence + 1,
+                type=draft.type,
+                at=now.at,
+                mono=now.mono,
+                epoch=self.system.epoch,
+                session_id=draft.session_id,
+                incarnation=draft.incarnation,
+                payload=payload,
+            )
+            fold(run, event, self._library)
+            turn.events.append(event)
+            self._react(run, event, turn, now)
+
+    def _react(self, run: RunState, event: Event, turn: Turn, now: Now) -> None:
+        """Keeps the fleet and the timers in step with what was recorded."""
+        match event.type:
+            case "harness.session.completed" | "harness.session.failed":
+                failed = event.type.endswith("failed")
+                assert event.session_id is not None
+                process_id = self.system.bound.get(event.session_id)
+                process = self.system.processes.get(process_id or "")
+                reported = process.reported if process else 0
+                release(self.system, event.session_id, reported, failed, now)
+            case "StepRetryScheduled":
+                self.system.set_timer(event.payload["dueAt"], run.run_id)
+            case "StepAttemptStarted":
+                step = run.steps[event.payload["stepPath"]]
+                if step.plan.timeout_ms is not None:
+                    due_at = event.at + step.plan.timeout_ms * 1_000
+                    self.system.set_timer(due_at, run.run_id)
+            case "RunStarted":
+                if run.deadline is not None:
+                    self.system.set_timer(run.deadline, run.run_id)
+            case "CancellationRequested":
+                for action in stop_actions(self.system, run):
+                    turn.actions.append(action)
+                    assert isinstance(action, Send)
+                    ask_to_stop(self.system.processes[action.process_id], now)
+            case "ProcessExited":
+                self.system.bound.pop(event.session_id or "", None)
+            case _:
+                pass
+
+    def _follow_up(self, touched: dict[str, None], turn: Turn, now: Now) -> None:
+        for run_id in touched:
+            self._advance(self.system.runs[run_id], turn, now)
+        self._run_fleet(turn, now)
+
+    def _advance(self, run: RunState, turn: Turn, now: Now) -> None:
+        for _ in range(FOLLOW_UPS_MAX):
+            drafts = advance(run, now, self._library)
+            if not drafts:
+                break
+            self._record(drafts, turn, now)
+        else:
+            raise AssertionError(f"run {run.run_id!r} owes without end: {list(run.owed)[:3]}")
+        if run.waiting and not run.is_ended:
+            self.system.queue.setdefault(run.run_id)
+        else:
+            self.system.queue.pop(run.run_id, None)
+
+    def _run_fleet(self, turn: Turn, now: Now) -> None:
+        drafts, bindings = assign(self.system, now)
+        self._record(drafts, turn, now)
+        for process_id, run_id, session_id in bindings:
+            run = self.system.runs[run_id]
+            session = run.sessions[session_id]
+            bind(self.system, process_id, run_id, session)
+            turn.actions.append(Send(process_id, make_delivery(run, session)))
+            if not run.waiting:
+                self.system.queue.pop(run_id, None)
+        turn.actions.extend(self._noted(tend(self.system, now), now))
+
+    def _noted(self, actions: list[Action], now: Now) -> list[Action]:
+        for action in actions:
+            self._note_action(action, now)
+        return actions
+
+    def _note_action(self, action: Action, now: Now) -> None:
+        if isinstance(action, Kill):
+            process = self.system.processes.get(action.process_id)
+            if process is not None:
+                process.status = DYING
+                process.kill_reason = action.reason
+                process.kill_at = None
+        elif isinstance(action, Send) and isinstance(action.message, Stop):
+            process = self.system.processes.get(action.process_id)
+            if process is not None and action.message.reason == "shutdown":
+                ask_to_stop(process, now)
+                process.kill_reason = "put_away"
+
+    def _note_process(self, message: KernelMessage, now: Now) -> None:
+        """Updates what is known of a process, before anything is decided on it."""
+        if isinstance(message, StopSystem):
+            self.system.is_stopping = True
+            return
+        process_id = getattr(message, "process_id", None)
+        process = self.system.processes.get(process_id) if process_id else None
+        if process is None:
+            return
+        match message:
+            case ProcessReady():
+                if process.status == LAUNCHING:
+                    process.status = BLANK
+                    process.pid, process.start_time = message.pid, message.start_time
+                process.seen_at = now.mono
+            case SessionReported() | ProcessSeen():
+                process.seen_at = now.mono
+            case LaunchFailed():
+                pause = LAUNCH_PAUSE_US * 2 ** min(self.system.launch_failures, 6)
+                self.system.launch_failures += 1
+                self.system.launch_not_before = now.mono + pause
+            case _:
+                pass
+        session = self.system.find_session(process)
+        if isinstance(message, SessionReported) and session is not None:
+            process.reported = max(process.reported, message.after + len(message.events))
+
+    def _forget_process(self, message: KernelMessage) -> None:
+        if isinstance(message, ProcessEnded | LaunchFailed):
+            process = self.system.processes.pop(message.process_id, None)
+            if process is not None and process.session_id is not None:
+                if self.system.bound.get(process.session_id) == process.id:
+                    del self.system.bound[process.session_id]
+
+    def _set_timers(self, run: RunState) -> None:
+        """Sets the timers of a run that was folded from the log."""
+        if run.deadline is not None:
+            self.system.set_timer(run.deadline, run.run_id)
+        for step in run.backoffs.values():
+            if step.due_at is not None:
+                self.system.set_timer(step.due_at, run.run_id)
+        for step in run.timed.values():
+            assert step.plan.timeout_ms is not None
+            due_at = step.attempt_started_at + step.plan.timeout_ms * 1_000
+            self.system.set_timer(due_at, run.run_id)

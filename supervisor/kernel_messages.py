@@ -1,0 +1,163 @@
+"""What reaches the kernel (requests and reports), and the actions that it answers with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from planaria.protocol.errors import PlanariaError
+from planaria.protocol.messages import ToChild
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitRun:
+    """A client asks for a run; `lock` holds the document, `client` is where the answer goes."""
+
+    client: Any
+    run_id: str
+    workflow_id: str
+    definition_hash: str
+    version_id: str
+    lock: dict[str, Any]
+    lock_ref: dict[str, Any]
+    input: dict[str, Any]  # {"input": value} or {"inputRef": reference}
+    input_hash: str
+    source: dict[str, Any]
+    trigger: str = "client"
+    deadline_ms: int | None = None
+    labels: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    """A client asks to cancel a run."""
+
+    client: Any
+    run_id: str
+    request_id: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReady:
+    """A child has said hello with its token."""
+
+    process_id: str
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReported:
+    """A child asks to append events of its session."""
+
+    process_id: str
+    session_id: str
+    incarnation: int
+    after: int
+    events: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryAsked:
+    """A child asks for its session's events after a run sequence."""
+
+    process_id: str
+    session_id: str
+    incarnation: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSeen:
+    """A child has shown life."""
+
+    process_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """A child's death is proven, and what it had sent is read."""
+
+    process_id: str
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """No process came of a launch."""
+
+    process_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Something may be due; the kernel fills in the runs that have a timer that is."""
+
+    due: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopSystem:
+    """The supervisor is asked to end: no session starts any more, the running ones are put away."""
+
+
+KernelMessage = (
+    AdmitRun
+    | CancelRun
+    | ProcessReady
+    | SessionReported
+    | HistoryAsked
+    | ProcessSeen
+    | ProcessEnded
+    | LaunchFailed
+    | Tick
+    | StopSystem
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a child."""
+
+    process_id: str
+    message: ToChild
+
+
+@dataclass(frozen=True, slots=True)
+class SendHistory:
+    """Read a session's events from the log and send them as pages."""
+
+    process_id: str
+    run_id: str
+    session_id: str
+    after: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a blank child process."""
+
+    process_id: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL a child and its descendants."""
+
+    process_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a client's request."""
+
+    client: Any
+    result: dict[str, Any] | None = None
+    error: PlanariaError | None = None
+
+
+Action = Send | SendHistory | Launch | Kill | Answer

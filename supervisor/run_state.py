@@ -1,0 +1,244 @@
+"""The state of one run: what its events say, and what they owe.
+
+Only `fold` changes it. Records are mutable for speed (a step costs microseconds), but every
+change follows from the event alone: the same events give the same state on any machine.
+
+`owed` is the heart of it: an ordered set of the follow-ups that the events so far call for
+("start this step", "end that group"). `advance` turns them into events, and the fold of such an
+event takes its entry away. So an event whose follow-up was lost in a crash gets it at the next
+start, by the mechanism that gives it in ordinary running.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from planaria.protocol.codec import Json
+from planaria.protocol.payloads import Ref
+
+from .plan import Plan, ScopePlan, StepPlan
+
+PENDING = "pending"
+READY = "ready"
+RUNNING = "running"
+BACKOFF = "backoff"
+COMPLETED = "completed"
+SKIPPED = "skipped"
+FAILED = "failed"
+SETTLED = frozenset({COMPLETED, SKIPPED})
+FAIL_CLOSED = frozenset({"once", "managed"})  # effects whose lost outcome nobody may guess
+
+Value = Json | Ref
+Error = dict[str, Any]  # {name, message, causeCode, retriable}
+Owed = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """One reading of both clocks, in µs: `at` is UTC, `mono` never falls within an epoch."""
+
+    at: int
+    mono: int
+
+
+class Library(Protocol):
+    """What the kernel may look up by hash; content-addressed, so that it stays pure."""
+
+    def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan: ...
+
+    def value(self, value: Value) -> Json: ...
+
+
+@dataclass(slots=True)
+class CallState:
+    """A model call, tool call or operation of a session that has no outcome yet."""
+
+    call_id: str
+    kind: str  # model | tool_call | operation
+    effect: str
+    tool_name: str
+    idempotency_key: str
+    started_at: int
+
+
+@dataclass(slots=True)
+class SessionState:
+    """One attempt of a step, carried by one process at a time."""
+
+    id: str
+    step: "StepState"
+    attempt: int
+    started_at: int
+    manifest_hash: str
+    incarnation: int = 0  # of the newest process; 0 before the first
+    is_live: bool = False  # a process of this incarnation is bound to it
+    reported: int = 0  # events that its processes reported, all incarnations together
+    last_sequence: int = 0
+    first_sequence: int = 0
+    open_calls: dict[str, CallState] = field(default_factory=dict)
+    crashes: list[tuple[int, int]] = field(default_factory=list)  # (epoch, mono) of each
+    not_before: tuple[int, int] = (0, 0)  # (epoch, mono): the restart's delay
+    usage: dict[str, int] = field(default_factory=dict)
+    finish: tuple[str, Any, dict[str, Any]] | None = None  # (succeeded|failed, value, metadata)
+    unknown_calls: list[CallState] = field(default_factory=list)
+
+    @property
+    def is_held(self) -> bool:
+        """Says whether the outcome of an effect is unknown, so that only a person can go on."""
+        return any(call.effect in FAIL_CLOSED for call in self.unknown_calls)
+
+
+@dataclass(slots=True)
+class StepState:
+    """One step of a scope: where it is now, and the outputs of its committed visits."""
+
+    scope: "ScopeState"
+    plan: StepPlan
+    status: str = PENDING
+    outputs: list[Value] = field(default_factory=list)
+    chosen: str | None = None
+    attempt: int = 0
+    attempt_started_at: int = 0
+    error: Error | None = None
+    failed_at: int = 0
+    due_at: int | None = None
+    session: SessionState | None = None
+    group: "GroupState | None" = None
+    context: tuple[tuple[str, "StepState", int], ...] = ()  # (id, step, visible visits)
+    inherited: dict[str, Value] = field(default_factory=dict)  # key -> recorded success
+    kept: dict[str, tuple[str, Value]] = field(default_factory=dict)  # branches of an attempt
+
+    @property
+    def visit_index(self) -> int:
+        """Returns the index of the visit that is open, or would be next."""
+        return len(self.outputs)
+
+    @property
+    def path(self) -> str:
+        """Returns the path of the open or next visit."""
+        prefix = f"{self.scope.path}." if self.scope.path else ""
+        visit = f".visit[{len(self.outputs)}]" if self.plan.multi else ""
+        return f"{prefix}{self.plan.id}{visit}"
+
+
+@dataclass(slots=True)
+class GroupState:
+    """The branches of one attempt of a `parallel` step."""
+
+    step: StepState
+    keys: list[str]
+    items: list[Json]
+    next_index: int = 0
+    results: dict[int, tuple[str, Value]] = field(default_factory=dict)  # completed|failed
+    live: dict[int, "ScopeState"] = field(default_factory=dict)
+    failure: Error | None = None
+    is_halted: bool = False
+
+    def branch_path(self, index: int) -> str:
+        """Returns the path of a branch; a retried group's have another attempt in theirs."""
+        attempt = f"@attempt_{self.step.attempt}" if self.step.attempt > 1 else ""
+        return f"{self.step.path}{attempt}[{encode_key(self.keys[index])}]"
+
+
+@dataclass(slots=True)
+class ScopeState:
+    """The top level of a run (`path` empty), or the inside of one branch."""
+
+    path: str
+    plan: ScopePlan
+    group: GroupState | None
+    branch_index: int = 0
+    steps: list[StepState] = field(default_factory=list)
+    unsettled: int = 0
+    running: int = 0  # steps that are running or in back-off
+    failure: tuple[Error, str] | None = None  # the first failure, and its step path
+    is_halted: bool = False  # no step of it starts any more
+    loop_visits: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RunState:
+    """One run, folded from its events."""
+
+    run_id: str
+    sequence: int = 0
+    status: str = "new"  # new|admitted|running|interrupted|completed|failed|cancelled
+    admission: dict[str, Any] = field(default_factory=dict)
+    admitted_at: int = 0
+    ended_at: int = 0
+    input: Value = None
+    plan: Plan | None = None
+    root: ScopeState | None = None
+    deadline: int | None = None
+    cancellation: dict[str, Any] | None = None
+    output: Value = None
+    error: Error | None = None
+    failed_step_path: str | None = None
+    owed: dict[Owed, Any] = field(default_factory=dict)
+    steps: dict[str, StepState] = field(default_factory=dict)  # open visits by their path
+    groups: dict[str, GroupState] = field(default_factory=dict)  # by the path of their step
+    branches: dict[str, ScopeState] = field(default_factory=dict)
+    sessions: dict[str, SessionState] = field(default_factory=dict)  # open ones
+    waiting: dict[str, SessionState] = field(default_factory=dict)  # open ones without a process
+    backoffs: dict[str, StepState] = field(default_factory=dict)
+    timed: dict[str, StepState] = field(default_factory=dict)  # running ones with a timeout
+    usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_ended(self) -> bool:
+        """Says whether the run has its terminal event."""
+        return self.status in ("completed", "failed", "cancelled")
+
+    def owe(self, *what: Any, detail: Any = None) -> None:
+        """Notes a follow-up; one that stands there already keeps its place."""
+        self.owed.setdefault(what, detail)
+
+
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-~")
+
+
+def encode_key(key: str) -> str:
+    """Returns an item key as it stands in a path: percent-encoded, a dot as `%2E`."""
+    if _UNRESERVED.issuperset(key):
+        return key
+    return "".join(
+        c if c in _UNRESERVED else "".join(f"%{byte:02X}" for byte in c.encode()) for c in key
+    )
+
+
+ReadValue = Callable[[Value], Json]
+
+
+def visible_visits(reader: StepState, step: StepState) -> int:
+    """Returns how many visits of `step` a visit of `reader` sees, whatever finished first.
+
+    All of them, if the step comes before the reader or in a scope around it: it is settled then.
+    On a common cycle beside the reader: those from before the pass that both are in.
+    """
+    scope = step.scope
+    inner: ScopeState | None = reader.scope
+    position = reader.plan.index
+    while inner is not None and inner is not scope:
+        assert inner.group is not None, "a branch has a group"
+        position = inner.group.step.plan.index
+        inner = inner.group.step.scope
+    target = step.plan.index
+    if target in scope.plan.graph.ancestors[position]:
+        return len(step.outputs)
+    seen = 0
+    for loop in scope.plan.graph.loops:
+        if position in loop.members and target in loop.members:
+            counts = scope.loop_visits.get((loop.decision, loop.target), {})
+            seen = max(seen, counts.get(target, 0))
+    return seen
+
+
+def find_step(scope: ScopeState, step_id: str) -> StepState | None:
+    """Returns the step that an id means at a place: of the scope itself, else of those around."""
+    inner: ScopeState | None = scope
+    while inner is not None:
+        for step in inner.steps:
+            if step.plan.id == step_id:
+                return step
+        inner = inner.group.step.scope if inner.group else None
+    return None

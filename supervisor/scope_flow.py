@@ -1,0 +1,160 @@
+"""How a scope moves on: which steps become ready or are skipped, loops, failure, and its end.
+
+The rules stand in `planaria.protocol.graph`. All of this is called by the fold only.
+"""
+
+from typing import Any
+
+from planaria.protocol.graph import Loop
+
+from .plan import ScopePlan
+from .run_state import (
+    BACKOFF,
+    COMPLETED,
+    FAILED,
+    PENDING,
+    READY,
+    SETTLED,
+    GroupState,
+    RunState,
+    ScopeState,
+    SessionState,
+    StepState,
+)
+
+
+def open_scope(
+    run: RunState, path: str, plan: ScopePlan, group: GroupState | None, branch_index: int
+) -> ScopeState:
+    """Returns a new scope whose first steps are ready."""
+    scope = ScopeState(path=path, plan=plan, group=group, branch_index=branch_index)
+    scope.steps = [StepState(scope=scope, plan=step) for step in plan.steps]
+    scope.unsettled = len(scope.steps)
+    for index, deps in enumerate(plan.graph.deps):
+        if not deps:
+            _examine(run, scope, index)
+    return scope
+
+
+def settle(run: RunState, step: StepState) -> None:
+    """Lets those that waited for a completed or skipped step move on, and maybe the scope end."""
+    scope = step.scope
+    scope.unsettled -= 1
+    if not scope.is_halted:
+        for watcher in scope.plan.graph.watchers[step.plan.index]:
+            _examine(run, scope, watcher)
+    check_end(run, scope)
+
+
+def rerun(run: RunState, scope: ScopeState, loop: Loop) -> None:
+    """Puts a loop's members back on the to-do list: its decision has just chosen its target."""
+    scope.unsettled += len(loop.members) - 1  # all but the decision, which isn't counted yet
+    scope.loop_visits[(loop.decision, loop.target)] = {
+        index: len(scope.steps[index].outputs) for index in loop.members
+    }
+    for index in loop.members:
+        scope.steps[index].status = PENDING
+        scope.steps[index].chosen = None
+    _examine(run, scope, loop.target)
+
+
+def _examine(run: RunState, scope: ScopeState, index: int) -> None:
+    """Makes a pending step ready or owes its skip, once all that it waits for is settled."""
+    step = scope.steps[index]
+    if step.status != PENDING:
+        return
+    graph, steps = scope.plan.graph, scope.steps
+    for dep in graph.deps[index]:
+        if steps[dep].status not in SETTLED:
+            return
+    for decision in graph.exits[index]:
+        if steps[decision].status not in SETTLED:
+            return
+    path = step.path
+    if path in run.steps:
+        return
+    choosers, needs = graph.choosers[index], graph.needs[index]
+    if choosers and not any(steps[d].chosen == step.plan.id for d in choosers):
+        run.steps[path] = step
+        run.owe("skip", path, detail="not_chosen")
+    elif needs and not any(steps[n].status == COMPLETED for n in needs):
+        run.steps[path] = step
+        run.owe("skip", path, detail="needs_skipped")
+    elif step.plan.kind != "decision" and step.visit_index >= step.plan.visits_max:
+        error = {
+            "name": "MaxVisitsExceeded",
+            "message": f"step {step.plan.id!r} would start visit {step.visit_index}, but "
+            f"maxVisits is {step.plan.visits_max}. Raise it, or let the decision leave earlier",
+            "causeCode": "max_visits_exceeded",
+            "retriable": False,
+        }
+        fail_scope(run, scope, error, path)
+    else:
+        step.status = READY
+        step.attempt = 0
+        run.steps[path] = step
+        run.owe("start", path)
+
+
+def fail_scope(run: RunState, scope: ScopeState, error: dict[str, Any], path: str) -> None:
+    """Lets a scope fail: what runs in it finishes, nothing of it starts any more."""
+    if scope.failure is None:
+        scope.failure = (error, path)
+    halt(run, scope)
+    check_end(run, scope)
+
+
+def halt(run: RunState, scope: ScopeState) -> None:
+    """Stops everything in a scope, and in the branches inside it, from starting."""
+    scope.is_halted = True
+    for step in scope.steps:
+        if step.status == READY or (step.status == PENDING and step.path in run.steps):
+            path = step.path
+            run.owed.pop(("start", path), None)
+            run.owed.pop(("skip", path), None)
+            run.steps.pop(path, None)
+            step.status = PENDING
+        elif step.status == BACKOFF:
+            path = step.path
+            run.owed.pop(("plan_retry", path), None)
+            run.backoffs.pop(path, None)
+            run.steps.pop(path, None)
+            step.status = FAILED
+            scope.running -= 1
+        elif step.group is not None:
+            halt_group(run, step.group)
+
+
+def halt_group(run: RunState, group: GroupState) -> None:
+    """Stops a group: no branch of it starts, and its live ones start nothing more."""
+    group.is_halted = True
+    run.owed.pop(("branch", group.step.path), None)
+    for branch in group.live.values():
+        halt(run, branch)
+        check_end(run, branch)
+    check_group_end(run, group)
+
+
+def check_end(run: RunState, scope: ScopeState) -> None:
+    """Owes the end of a scope once nothing of it runs and nothing of it can start."""
+    if scope.unsettled == 0 or (scope.is_halted and scope.running == 0):
+        run.owe("end_scope", scope.path)
+
+
+def check_group_end(run: RunState, group: GroupState) -> None:
+    """Owes the end of a group once no branch is live and none will start."""
+    stopped = group.is_halted or (group.failure is not None and group.step.plan.fail_fast)
+    if not group.live and (stopped or group.next_index >= len(group.keys)):
+        run.owe("end_group", group.step.path)
+
+
+def sessions_below(group: GroupState) -> list[SessionState]:
+    """Returns the open sessions of everything inside a group's live branches."""
+    found: list[SessionState] = []
+    for branch in group.live.values():
+        for step in branch.steps:
+            if step.session is not None:
+                found.append(step.session)
+            if step.group is not None:
+                found.extend(sessions_below(step.group))
+    return found

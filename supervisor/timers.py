@@ -1,0 +1,111 @@
+"""What is due: retries, deadlines, timeouts by the wall clock; liveness by the monotonic one.
+
+A due instant itself counts as due, 1 µs before it doesn't.
+"""
+
+from planaria.protocol.events import Draft
+from planaria.protocol.limits import HEARTBEAT_TIMEOUT_MS, LAUNCH_TIMEOUT_MS
+from planaria.protocol.messages import Stop
+
+from .advance import close_calls, make_error, start_attempt
+from .kernel_messages import Action, Kill, Send
+from .run_state import FAIL_CLOSED, Now, RunState, SessionState, StepState
+from .scope_flow import sessions_below
+from .system_state import BOUND, DYING, IDLE, LAUNCHING, SystemState
+
+
+def decide_due(
+    system: SystemState, due: tuple[str, ...], now: Now
+) -> tuple[list[Draft], list[Action]]:
+    """Returns the events and actions of everything that is due."""
+    drafts: list[Draft] = []
+    actions: list[Action] = []
+    for run_id in due:
+        run = system.runs.get(run_id)
+        if run is not None and not run.is_ended:
+            _decide_run(system, run, now, drafts, actions)
+    actions.extend(_watch_processes(system, now))
+    return drafts, actions
+
+
+def _decide_run(
+    system: SystemState, run: RunState, now: Now, drafts: list[Draft], actions: list[Action]
+) -> None:
+    passed = run.deadline is not None and run.deadline <= now.at
+    if passed and run.cancellation is None:
+        payload = {"requestId": "deadline", "reason": "timeout"}
+        drafts.append(Draft(run.run_id, "CancellationRequested", payload))
+        return
+    for step in run.backoffs.values():
+        if step.due_at is not None and step.due_at <= now.at:
+            drafts.extend(start_attempt(run, step))
+    for path, step in run.timed.items():
+        assert step.plan.timeout_ms is not None
+        if step.attempt_started_at + step.plan.timeout_ms * 1_000 > now.at:
+            continue
+        if step.group is not None:
+            payload = {"stepPath": path, "attempt": step.attempt}
+            drafts.append(Draft(run.run_id, "ParallelGroupTimedOut", payload))
+            for session in sessions_below(step.group):
+                if session.id in system.bound:
+                    actions.append(Kill(system.bound[session.id], "step_timeout"))
+        elif step.session is not None and not step.session.is_held:
+            drafts.extend(_time_out(run, step, step.session))
+            if step.session.id in system.bound:
+                actions.append(Kill(system.bound[step.session.id], "step_timeout"))
+
+
+def _time_out(run: RunState, step: StepState, session: SessionState) -> list[Draft]:
+    """Ends the attempt as timed out; an effect in flight that can't be repeated holds it instead."""
+    message = f"step {step.plan.id!r} ran longer than {step.plan.timeout_ms} ms"
+    calls = close_calls(run, session, message)
+    if any(call.effect in FAIL_CLOSED for call in session.open_calls.values()):
+        return [draft for draft in calls if draft.type == "harness.tool_call.unknown"]
+    error = make_error("StepTimeout", message, "step_timeout", retriable=True)
+    failed = {"error": error, "usage": dict(session.usage)}
+    return [*calls, Draft(run.run_id, "harness.session.failed", failed, session.id)]
+
+
+def _watch_processes(system: SystemState, now: Now) -> list[Action]:
+    actions: list[Action] = []
+    for process in system.processes.values():
+        if process.kill_at is not None and process.kill_at <= now.mono:
+            actions.append(Kill(process.id, process.kill_reason))
+        elif process.status == LAUNCHING:
+            if process.launched_at + LAUNCH_TIMEOUT_MS * 1_000 <= now.mono:
+                actions.append(Kill(process.id, "not_ready"))
+        elif process.status != DYING:
+            if process.seen_at + HEARTBEAT_TIMEOUT_MS * 1_000 <= now.mono:
+                actions.append(Kill(process.id, "heartbeat_timeout"))
+    return actions
+
+
+def next_due(system: SystemState, now: Now) -> int | None:
+    """Returns the µs from now until the next thing may be due; None: nothing is waited for."""
+    waits: list[int] = []
+    if system.timers:
+        waits.append(system.timers[0][0] - now.at)
+    for process in system.processes.values():
+        if process.kill_at is not None:
+            waits.append(process.kill_at - now.mono)
+        elif process.status == LAUNCHING:
+            waits.append(process.launched_at + LAUNCH_TIMEOUT_MS * 1_000 - now.mono)
+        elif process.status in (BOUND, IDLE):
+            waits.append(process.seen_at + HEARTBEAT_TIMEOUT_MS * 1_000 - now.mono)
+    for run_id in system.queue:
+        for session in system.runs[run_id].waiting.values():
+            epoch, mono = session.not_before
+            if epoch == system.epoch and mono > now.mono:
+                waits.append(mono - now.mono)
+    if system.launch_not_before > now.mono:
+        waits.append(system.launch_not_before - now.mono)
+    return max(0, min(waits)) if waits else None
+
+
+def stop_actions(system: SystemState, run: RunState) -> list[Action]:
+    """Returns the request to stop for every process that carries a session of a cancelled run."""
+    return [
+        Send(system.bound[session.id], Stop("cancel"))
+        for session in run.sessions.values()
+        if session.is_live and session.id in system.bound
+    ]
