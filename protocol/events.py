@@ -86,9 +86,7 @@ def decode_event(body: bytes) -> Event:
             f"which this planaria doesn't know (it reads version {SCHEMA_VERSION}); the run is "
             "left untouched. Use a newer planaria"
         )
-    return Event(
-        run_id, sequence, kind, at, mono, epoch, session_id, incarnation, payload, version
-    )
+    return Event(run_id, sequence, kind, at, mono, epoch, session_id, incarnation, payload, version)
 
 
 def check_payload(kind: str, payload: object) -> None:
@@ -116,9 +114,7 @@ def check_payload(kind: str, payload: object) -> None:
 
 
 # Fields that may grow: where one is over the inline limit, its blob form `<name>Ref` stands there.
-VALUE_FIELDS = frozenset(
-    "input output result args response messages error".split()
-)
+VALUE_FIELDS = frozenset("input output result args response messages error".split())
 
 
 def _fields(text: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -193,7 +189,6 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 # What a session's process may report, by role (a closed list).
 WORKER_EVENTS = frozenset(kind for kind in PAYLOADS if kind.startswith("harness.")) - {
     "harness.session.started",
-    "harness.session.resumed",
     "harness.session.completed",
     "harness.session.failed",
     "harness.tool_call.unknown",

@@ -109,7 +109,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer: `result`, or `error` as written by `error_to_wire`. `done` is false on progress."""
+    """The answer: `result`, or `error` in its wire form. `done` is false on mere progress."""
 
     id: int
     result: Json
@@ -153,10 +153,7 @@ _INTEGER_MAX = 1 << 53
 def encode_frame(messages: Iterable[Message]) -> bytes:
     """Returns the frame that holds the messages."""
     frame: bytes = msgpack.packb(
-        [
-            [_NAMES[type(m)], {name: getattr(m, name) for name in _FIELDS[type(m)]}]
-            for m in messages
-        ]
+        [[_NAMES[type(m)], {name: getattr(m, name) for name in _FIELDS[type(m)]}] for m in messages]
     )
     return frame
 

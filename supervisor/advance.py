@@ -188,7 +188,7 @@ def _make_keys(run: RunState, step: StepState, library: Library) -> list[str]:
         if key in seen:
             raise ValueError(f"two items have the key {key[:80]!r}; keys must differ")
         if len(key) > KEY_CHARS_MAX:
-            raise ValueError(f"key {key[:40]!r}… has {len(key)} characters; at most 200 are allowed")
+            raise ValueError(f"key {key[:40]!r}… has {len(key)} characters; at most 200")
         seen[key] = None
     return list(seen)
 
@@ -368,9 +368,7 @@ def _interrupt(run: RunState, owed: Owed, detail: Any, now: Now, library: Librar
     return [Draft(run.run_id, "RunInterrupted", payload)]
 
 
-def _finish_step(
-    run: RunState, owed: Owed, detail: Any, now: Now, library: Library
-) -> list[Draft]:
+def _finish_step(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     session, failed = detail
     step = session.step
     if failed is not None:

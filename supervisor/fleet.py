@@ -213,9 +213,7 @@ def _launch(system: SystemState, now: Now) -> list[Action]:
     return actions
 
 
-def _make_room(
-    system: SystemState, wanted: Counter[str], coming: Counter[str]
-) -> list[Action]:
+def _make_room(system: SystemState, wanted: Counter[str], coming: Counter[str]) -> list[Action]:
     """Ends a blank process of a kind that nobody waits for, when every slot is taken."""
     for process in system.processes.values():
         if process.status == BLANK and not wanted[process.kind]:

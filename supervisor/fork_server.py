@@ -173,8 +173,8 @@ def encode_start(process_id: str, target: str, spec: Mapping[str, Any], token: b
     buffer = io.BytesIO()
     context.set_spawning_popen(child)  # the authentication key refuses to be written without
     try:
-        # multiprocess would use dill, which is there for closures and takes ten times as long;
-        # the child's dill reads both.
+        # multiprocess would use dill, which is there for closures: 0.31 ms for all of this
+        # function against 0.08 (in the supervisor's loop). The child's dill reads both.
         pickle.dump(preparation, buffer)
         pickle.dump(child, buffer)
     finally:

@@ -5,7 +5,7 @@ from planaria.protocol.events import Event
 
 
 class IllegalEventError(PlanariaError):
-    """A bug of ours or damage of the log: the fold refuses the event and leaves the run as it was."""
+    """A bug of ours, or damage: the fold refuses the event and leaves the run as it was."""
 
     template = "run {run_id!r}: event {sequence} ({type}) can't come {where}"
 

@@ -27,7 +27,7 @@ class RetryPolicy:
         """Returns the ms between the failure of an attempt and the start of the given next one."""
         if not self.exponential:
             return self.delay_ms
-        grown = self.delay_ms * 2 ** (attempt - 2)
+        grown = int(self.delay_ms * 2 ** (attempt - 2))
         return grown if self.delay_max_ms is None else min(grown, self.delay_max_ms)
 
 

@@ -44,8 +44,8 @@ def _decide_run(
         if step.attempt_started_at + step.plan.timeout_ms * 1_000 > now.at:
             continue
         if step.group is not None:
-            payload = {"stepPath": path, "attempt": step.attempt}
-            drafts.append(Draft(run.run_id, "ParallelGroupTimedOut", payload))
+            timed_out = {"stepPath": path, "attempt": step.attempt}
+            drafts.append(Draft(run.run_id, "ParallelGroupTimedOut", timed_out))
             for session in sessions_below(step.group):
                 if session.id in system.bound:
                     actions.append(Kill(system.bound[session.id], "step_timeout"))
@@ -56,7 +56,7 @@ def _decide_run(
 
 
 def _time_out(run: RunState, step: StepState, session: SessionState) -> list[Draft]:
-    """Ends the attempt as timed out; an effect in flight that can't be repeated holds it instead."""
+    """Ends the attempt as timed out; an effect that can't be repeated holds it instead."""
     message = f"step {step.plan.id!r} ran longer than {step.plan.timeout_ms} ms"
     calls = close_calls(run, session, message)
     if any(call.effect in FAIL_CLOSED for call in session.open_calls.values()):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, FunctionToolset, ModelRetry, RunContext
-from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.capabilities import AbstractCapability, ModelFallback
 from pydantic_ai.exceptions import ModelHTTPError, UsageLimitExceeded
 from pydantic_ai.mcp import MCPToolset, StdioTransport
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart
@@ -24,6 +24,7 @@ from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.usage import UsageLimits
 
 from planaria.protocol.errors import RecordedError, ReplayMismatchError, UsageError
+from planaria.workers.agent_codec import TAG
 from planaria.workers.agent_durability import Durability
 from planaria.workers.agent_loop import AgentOutcome, run_agent
 
@@ -45,18 +46,21 @@ class Case:
     journal: MemoryJournal | None = None
 
     async def run(self, journal: MemoryJournal, **options: Any) -> AgentOutcome:
-        self.journal = journal
         try:
-            return await run_agent(
-                self.agent,
-                "go",
-                journal=journal,
-                session_id="hs_1",
-                run_id="run_1",
-                **{**self.options, **options},
-            )
+            return await self.run_only(journal, **options)
         finally:
             await journal.finish()
+
+    async def run_only(self, journal: MemoryJournal, **options: Any) -> AgentOutcome:
+        self.journal = journal
+        return await run_agent(
+            self.agent,
+            "go",
+            journal=journal,
+            session_id="hs_1",
+            run_id="run_1",
+            **{**self.options, **options},
+        )
 
 
 def parallel_tools() -> Case:
@@ -332,9 +336,10 @@ def test_raising_tool_waits_for_its_slow_sibling() -> None:
     log = Log()
     first, second = make(), make()
     with pytest.raises(RecordedError) as raised:
-        asyncio.run(first.run(MemoryJournal(log)))
+        # Without the journal's own wait: also the MCP servers stay open until the sibling is done.
+        asyncio.run(first.run_only(MemoryJournal(log)))
     with pytest.raises(RecordedError) as replayed:
-        asyncio.run(second.run(MemoryJournal(log)))
+        asyncio.run(second.run_only(MemoryJournal(log)))
 
     assert ("LookupError", "no such thing") == (raised.value.name, raised.value.message)
     assert str(raised.value) == str(replayed.value)
@@ -482,6 +487,24 @@ def test_fallback_model_is_one_operation() -> None:
     assert [] == second.model.requests
 
 
+def test_fallback_capability_reacts_to_a_recorded_failure() -> None:
+    def fail(messages: Any) -> Any:
+        raise ModelHTTPError(503, "broken", body="overloaded")
+
+    log = Log()
+    requests = []
+    for _ in range(2):
+        broken, working = ScriptedModel(fail), ScriptedModel(say("from the second"))
+        agent: Agent[Any, Any] = Agent(broken, capabilities=[ModelFallback(working)])
+        case = Case(agent, broken, options={"models": {"second": working}})
+        outcome = asyncio.run(case.run(MemoryJournal(log)))
+        assert "from the second" == outcome.output
+        requests.append(len(broken.requests) + len(working.requests))
+
+    assert [2, 0] == requests
+    assert ["m1.0", "m1.1"] == list(log.records)
+
+
 def test_usage_limit_strikes_at_the_same_place_on_replay() -> None:
     log = Log()
     requests = []
@@ -517,8 +540,15 @@ def test_tool_given_past_the_journal_is_refused() -> None:
 
 def test_nested_agent_leaves_no_operation_of_its_own() -> None:
     log = Log()
-    outcome = asyncio.run(nested_agent().run(MemoryJournal(log)))
+    case = nested_agent()
+    outcome = asyncio.run(case.run(MemoryJournal(log)))
 
+    assert "done" == outcome.output
+    assert ["inner answer"] * 2 == [
+        log.result("t1.0")[TAG]["result"],
+        log.result("t1.1")[TAG]["result"],
+    ]
+    assert Counter({"ask ?": 1, "ask !": 1, "look": 2}) == case.did
     assert ["m1.0", "t1.0", "t1.1", "m2.0"] == list(log.records)
     assert 6 == outcome.usage["requests"]  # two of its own, two of each inner agent
 

@@ -1,0 +1,169 @@
+"""What holds for every test: after the last one, no process and no socket file is left behind."""
+
+import os
+import select
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+# Ends of processes that were asked to end take milliseconds; a busy machine may need longer.
+END_SECONDS = 5.0
+SESSION_VARIABLE = "PLANARIA_TEST_SESSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A running process, and the test after which it was first seen."""
+
+    pid: int
+    start_time: str
+    command: str
+
+
+@dataclass(slots=True)
+class Watch:
+    """Which processes belong to this run of the tests."""
+
+    marks: list[bytes] = field(default_factory=list)
+    first_seen: dict[Seen, str] = field(default_factory=dict)
+
+
+_watch = pytest.StashKey[Watch]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_watch] = Watch()
+
+
+class Blame:
+    """Notes after each test which children are new, so that a leftover names its test."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        for process in children(os.getpid()):
+            self._watch.first_seen.setdefault(process, nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Fails the session when a process or socket file outlives its tests.
+
+    A process is ours if it descends from pytest or, orphaned, carries this session's mark or
+    folder in its environment or its arguments. Temporary files get a folder of their own here, so
+    that what other programs leave in the system's is not counted.
+    """
+    watch = request.config.stash[_watch]
+    # Asked for before TMPDIR changes: pytest keeps these for a look afterwards, elsewhere.
+    kept = tmp_path_factory.getbasetemp()
+    mark = uuid.uuid4().hex
+    # Short: the path of a socket has at most 107 bytes (unix(7)).
+    scratch = Path(tempfile.mkdtemp(prefix="pt-"))
+    watch.marks = [mark.encode(), os.fsencode(kept), os.fsencode(scratch)]
+    request.config.pluginmanager.register(Blame(watch), "blame")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SESSION_VARIABLE, mark)
+        patch.setenv("TMPDIR", str(scratch))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    left = [*wait_for_ends(watch), *sockets(kept), *sockets(scratch)]
+    shutil.rmtree(scratch, ignore_errors=True)
+    if left:
+        pytest.fail("left behind by the tests:\n" + "\n".join(left), pytrace=False)
+
+
+def wait_for_ends(watch: Watch) -> list[str]:
+    """Returns what runs on after the deadline; a process that was told to end may take a moment."""
+    deadline = time.monotonic() + END_SECONDS
+    for process in ours(watch):
+        wait_for_end(process, deadline)
+    return [
+        f"process {process.pid}: {process.command}"
+        f" (first seen after {watch.first_seen.get(process, 'an unknown test')})"
+        for process in ours(watch)
+    ]
+
+
+def wait_for_end(process: Seen, deadline: float) -> None:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+    finally:
+        os.close(descriptor)
+
+
+def ours(watch: Watch) -> list[Seen]:
+    """Returns the running processes of this session, its descendants first."""
+    found = dict.fromkeys(descendants(os.getpid()))
+    found.update(dict.fromkeys(marked(watch.marks)))
+    return list(found)
+
+
+def descendants(pid: int) -> list[Seen]:
+    found: list[Seen] = []
+    for child in children(pid):
+        found += [child, *descendants(child.pid)]
+    return found
+
+
+def children(pid: int) -> list[Seen]:
+    found: list[Seen] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        listed = read(path).split()
+        found += [seen for child in listed if (seen := look(int(child)))]
+    return found
+
+
+def marked(marks: list[bytes]) -> list[Seen]:
+    """Returns the processes, pytest excepted, that carry a mark of this session."""
+    found: list[Seen] = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit() or int(path.name) in (os.getpid(), os.getppid()):
+            continue
+        text = read(path / "environ") + read(path / "cmdline")
+        if any(mark in text for mark in marks) and (seen := look(int(path.name))):
+            found.append(seen)
+    return found
+
+
+def look(pid: int) -> Seen | None:
+    """Returns a process that runs; None when it has ended, a zombie too."""
+    text = read(Path(f"/proc/{pid}/stat"))
+    # The name stands in brackets and may hold brackets: count from the last one.
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return None
+    command = read(Path(f"/proc/{pid}/cmdline")).replace(b"\0", b" ").decode(errors="replace")
+    return Seen(pid, fields[19].decode(), command.strip()[:200] or "?")
+
+
+def read(path: Path) -> bytes:
+    """Returns what a file of /proc holds; nothing when its process has ended or isn't ours."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def sockets(folder: Path) -> list[str]:
+    """Returns the socket files below a folder."""
+    found: list[str] = []
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                found.append(f"socket {path}")
+    return found

@@ -1,0 +1,542 @@
+"""The whole system in one process: log, network, clock and children in memory.
+
+The kernel is the real one. A child is a small re-implementation of the session protocol that
+performs its calls one message at a time, so that a crash can be put between any two of them. A
+`World` can be cut at every append and every action, and goes on from what its log holds.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from planaria.protocol.codec import canonical_bytes, hash_bytes, hash_jcs, hash_value, unpack
+from planaria.protocol.effects import make_idempotency_key
+from planaria.protocol.events import Event, decode_event, encode_event
+from planaria.protocol.ids import call_id
+from planaria.protocol.blobs import blob_ref
+from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Stop
+from planaria.protocol.payloads import Ref, load_value
+from planaria.protocol.templates import parse_template
+from planaria.supervisor.fold import fold
+from planaria.supervisor.kernel import Kernel
+from planaria.supervisor.kernel_messages import (
+    AdmitRun,
+    Answer,
+    CancelRun,
+    HistoryAsked,
+    Kill,
+    Launch,
+    LaunchFailed,
+    ProcessEnded,
+    ProcessReady,
+    ProcessSeen,
+    Send,
+    SendHistory,
+    SessionReported,
+    Tick,
+)
+from planaria.supervisor.plan import Plan, make_plan
+from planaria.supervisor.run_state import Now, RunState
+from planaria.supervisor.system_state import SystemState
+from planaria.supervisor.timers import next_due
+
+STEPS_MAX = 200_000
+
+
+class Crash(Exception):
+    """The supervisor of the world is cut here."""
+
+
+class MemoryLibrary:
+    """Blobs and plans in memory."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self._plans: dict[str, Plan] = {}
+
+    def write(self, data: bytes) -> dict[str, Any]:
+        ref = blob_ref(data)
+        self.blobs[ref["sha256"]] = data
+        return ref
+
+    def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan:
+        if version_id not in self._plans:
+            lock = unpack(self.blobs[lock_ref["sha256"]])
+            self._plans[version_id] = make_plan(version_id, lock)
+        return self._plans[version_id]
+
+    def value(self, value: Any) -> Any:
+        return load_value(value, lambda ref: self.blobs[ref["sha256"]])
+
+
+@dataclass
+class Ledger:
+    """Outside the system: every real execution of a tool or model, by key and call."""
+
+    executions: list[tuple[str, str, str, Any]] = field(default_factory=list)
+
+    def note(self, kind: str, call: str, key: str, args: Any) -> None:
+        self.executions.append((kind, call, key, canonical_bytes(args)))
+
+    def count(self) -> Counter[str]:
+        return Counter(call for _, call, _, _ in self.executions)
+
+
+Tool = Callable[[Any, "Ledger"], Any]
+
+
+@dataclass
+class Child:
+    """A child process: its session's script is a generator of the messages it sends."""
+
+    process_id: str
+    inbox: deque[Any] = field(default_factory=deque)
+    script: Any = None
+    session: dict[str, Any] = field(default_factory=dict)
+    reported: int = 0
+    upto: int = 0
+    history: list[Event] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    history_complete: bool = False
+    sent: list[Any] = field(default_factory=list)
+    is_stopping: bool = False
+
+
+class World:
+    """One data directory's life over any number of supervisors."""
+
+    def __init__(
+        self,
+        tools: dict[str, Callable[..., Any]],
+        *,
+        effects: dict[str, str] | None = None,
+        seed: int | None = None,
+        children_max: int = 4,
+    ) -> None:
+        self.tools = tools
+        self.effects = effects or {}
+        self.random = random.Random(seed) if seed is not None else None
+        self.library = MemoryLibrary()
+        self.log: list[bytes] = []
+        self.ledger = Ledger()
+        self.at = 1_700_000_000_000_000
+        self.mono = 0
+        self.epoch = 0
+        self.children_max = children_max
+        self.points = 0
+        self.crash_at: int | None = None
+        self.kill_child_at: int | None = None
+        self.child_points = 0
+        self.child_kills = 0
+        self.answers: list[Answer] = []
+        self.lossy = False
+        self.hold: Callable[[str], bool] | None = None
+        self.supervisor_crashes = 0
+        self._start()
+
+    # -- the supervisor ------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.epoch += 1
+        self.children: dict[str, Child] = {}
+        self.inbox: deque[Any] = deque()
+        system = SystemState(
+            epoch=self.epoch, boot_id="boot", children_max=self.children_max, spares=0
+        )
+        self.kernel = Kernel(system, self.library)
+        for run in self.fold_log().values():
+            if not run.is_ended:
+                self._take(self.kernel.recover(run, self.now()))
+
+    def fold_log(self) -> dict[str, RunState]:
+        runs: dict[str, RunState] = {}
+        for body in self.log:
+            event = decode_event(body)
+            run = runs.setdefault(event.run_id, RunState(event.run_id))
+            fold(run, event, self.library)
+        return runs
+
+    def now(self) -> Now:
+        return Now(self.at, self.mono)
+
+    def _point(self) -> None:
+        self.points += 1
+        if self.crash_at is not None and self.points == self.crash_at:
+            raise Crash
+
+    def _take(self, turn: Any) -> None:
+        self._point()
+        for blob in turn.blobs:
+            self.library.write(blob)
+        if turn.events:
+            self.log.extend(encode_event(event) for event in turn.events)
+            self._point()
+        for action in turn.actions:
+            self._act(action)
+            self._point()
+
+    def _act(self, action: Any) -> None:
+        match action:
+            case Launch():
+                self.children[action.process_id] = Child(action.process_id)
+                self.inbox.append(ProcessReady(action.process_id, 1000 + len(self.log), 1))
+            case Kill():
+                if self.children.pop(action.process_id, None) is not None:
+                    self.inbox.append(ProcessEnded(action.process_id, None, 9))
+            case Send():
+                child = self.children.get(action.process_id)
+                if child is not None:
+                    child.inbox.append(action.message)
+            case SendHistory():
+                bodies = [
+                    body
+                    for body in self.log
+                    if (e := decode_event(body)).session_id == action.session_id
+                    and action.after < e.sequence <= action.upto
+                ]
+                child = self.children.get(action.process_id)
+                if child is not None:
+                    child.inbox.append(HistoryPage(action.session_id, bodies, action.upto, False))
+            case Answer():
+                self.answers.append(action)
+
+    def crash(self) -> None:
+        """SIGKILL of the supervisor: the children go with it, and a new one starts."""
+        self.supervisor_crashes += 1
+        self._start()
+
+    def handle(self, message: Any) -> None:
+        self._take(self.kernel.handle(message, self.now()))
+
+    # -- children ------------------------------------------------------------------------
+
+    def kill_child(self, process_id: str) -> None:
+        if self.children.pop(process_id, None) is not None:
+            self.child_kills += 1
+            self.inbox.append(ProcessEnded(process_id, None, 9))
+
+    def _child_point(self, child: Child) -> bool:
+        self.child_points += 1
+        if self.kill_child_at is not None and self.child_points == self.kill_child_at:
+            self.kill_child(child.process_id)
+            return True
+        return False
+
+    def step_child(self, child: Child) -> bool:
+        """Lets a child do one thing; says whether it did."""
+        if child.inbox:
+            message = child.inbox.popleft()
+            match message:
+                case Deliver():
+                    child.session = message.session
+                    child.reported = child.session["reported"]
+                    child.upto = child.reported
+                    child.history, child.bodies, child.sent = [], [], []
+                    child.history_complete = False
+                    child.script = run_session(self, child)
+                case Committed():
+                    child.upto = max(child.upto, message.upto)
+                case HistoryPage():
+                    child.bodies = message.bodies
+                    child.history = [decode_event(b) for b in message.bodies]
+                    child.history_complete = True
+                case Stop():
+                    if message.reason in ("done", "shutdown"):
+                        self.children.pop(child.process_id, None)
+                        self.inbox.append(ProcessEnded(child.process_id, 0, None))
+                    else:
+                        child.is_stopping = True
+                case Refused():
+                    self.children.pop(child.process_id, None)
+                    self.inbox.append(ProcessEnded(child.process_id, 3, None))
+            return True
+        if child.script is None:
+            return False
+        if self._child_point(child):
+            return True
+        try:
+            sent = next(child.script)
+        except StopIteration:
+            child.script = None
+            return True
+        if sent == "wait":
+            return False
+        if sent is not None:
+            self._send(sent)
+        return True
+
+    def _send(self, message: Any) -> None:
+        if self.lossy and self.random is not None:
+            draw = self.random.random()
+            if draw < 0.15:
+                return
+            if draw < 0.3:
+                self.inbox.append(message)
+        self.inbox.append(message)
+
+    # -- running -------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Runs until everything is still, moving the clock to what is due next."""
+        for _ in range(STEPS_MAX):
+            try:
+                if until is not None and until():
+                    return
+                if not self._step():
+                    return
+            except Crash:
+                self.crash_at = None
+                self._restart_after_crash()
+        raise AssertionError("the world doesn't come to rest")
+
+    def _restart_after_crash(self) -> None:
+        while True:
+            try:
+                self.crash()
+                return
+            except Crash:
+                continue
+
+    def _step(self) -> bool:
+        choices: list[Any] = []
+        if self.inbox:
+            choices.append(None)
+        choices.extend(self.children.values())
+        if self.random is not None:
+            self.random.shuffle(choices)
+        for choice in choices:
+            if choice is None:
+                self.handle(self.inbox.popleft())
+                return True
+            if self.step_child(choice):
+                return True
+        if self.lossy:
+            for child in list(self.children.values()):
+                if child.script is not None and self._resend(child):
+                    return True
+        return self._move_clock()
+
+    def _resend(self, child: Child) -> bool:
+        spec = child.session
+        if spec["hasHistory"] and not child.history_complete:
+            self._send(ask_history(child))
+            return True
+        if child.upto >= child.reported:
+            return False
+        missing = child.sent[child.upto - spec["reported"] :]
+        number = (spec["sessionId"], spec["incarnation"], child.upto)
+        self._send(SessionReported(child.process_id, *number, missing))
+        return True
+
+    def _move_clock(self) -> bool:
+        for process_id in list(self.children):
+            self.kernel.handle(ProcessSeen(process_id), self.now())
+        wait = next_due(self.kernel.system, self.now())
+        open_runs = [r for r in self.kernel.system.runs.values() if not r.is_ended]
+        if wait is None or not open_runs:
+            return False
+        if wait > 9_000_000 and not self.kernel.system.timers:
+            return False
+        self.at += wait
+        self.mono += wait
+        self.handle(Tick())
+        return True
+
+    # -- requests ------------------------------------------------------------------------
+
+    def admit(
+        self, document: dict[str, Any], value: Any, run_id: str = "run_1", **more: Any
+    ) -> None:
+        lock = {
+            "lwir": document,
+            "tools": {n: {"effect": self.effects.get(n, "read")} for n in self.tools},
+            "models": {},
+        }
+        ref = self.library.write(canonical_bytes(lock))
+        message = AdmitRun(
+            client=None,
+            run_id=run_id,
+            workflow_id="sim",
+            definition_hash=hash_value("sim"),
+            version_id="wv_" + hash_jcs(lock)[7:39],
+            lock=lock,
+            lock_ref=ref,
+            input={"input": value},
+            input_hash=hash_value(value),
+            source={"kind": "sim"},
+            **more,
+        )
+        self.request(message)
+
+    def request(self, message: Any) -> None:
+        """Asks as a client would: again after every crash until there is an answer."""
+        before = len(self.answers)
+        while len(self.answers) == before:
+            try:
+                self.handle(message)
+            except Crash:
+                self.crash_at = None
+                self._restart_after_crash()
+
+    def cancel(self, run_id: str = "run_1") -> None:
+        self.request(CancelRun(None, run_id, "req_1"))
+
+    def state(self, run_id: str = "run_1") -> RunState:
+        return self.fold_log()[run_id]
+
+    def events(self, run_id: str = "run_1") -> list[Event]:
+        return [e for e in map(decode_event, self.log) if e.run_id == run_id]
+
+
+def ask_history(child: Child) -> HistoryAsked:
+    spec = child.session
+    number = (spec["sessionId"], spec["incarnation"], spec["firstSequence"] - 1)
+    return HistoryAsked(child.process_id, *number)
+
+
+def run_session(world: World, child: Child) -> Any:
+    """Carries one session: yields messages to send, or "wait" while it needs an answer."""
+    spec = child.session
+
+    def append(*events: list[Any]) -> SessionReported:
+        after = child.reported
+        child.sent.extend(events)
+        child.reported += len(events)
+        return SessionReported(
+            child.process_id, spec["sessionId"], spec["incarnation"], after, list(events)
+        )
+
+    def committed() -> Any:
+        while child.upto < child.reported:
+            yield "wait"
+
+    if spec["hasHistory"]:
+        child.history_complete = False
+        yield ask_history(child)
+        while not child.history_complete:
+            yield "wait"
+        resumed = {
+            "incarnation": spec["incarnation"],
+            "manifestHash": spec["manifestHash"],
+            "replayedEvents": len(child.bodies),
+            "digest": hash_bytes(b"".join(child.bodies)),
+        }
+        yield append(["harness.session.resumed", resumed])
+        yield from committed()
+    started: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
+    for event in child.history:
+        if event.type == "harness.tool_call.started":
+            started[event.payload["callId"]] = event.payload
+        elif event.type in ("harness.tool_call.succeeded", "harness.tool_call.failed"):
+            outcomes[event.payload["callId"]] = event
+    roots = read_roots(world, spec["context"])
+    step = spec["step"]
+    if step["uses"] == "code.run":
+        calls = [(name, {"n": i}) for i, name in enumerate(step["with"].get("tools", []))]
+    else:
+        calls = [(step["with"]["tool"], step["with"].get("args", {}))]
+    results: list[Any] = []
+    counted: Counter[bytes] = Counter()
+    for n, (tool, template) in enumerate(calls):
+        args = parse_template(template).evaluate(roots)
+        position = f"c{n}" if step["uses"] == "code.run" else "s0"
+        call = call_id(spec["sessionId"], position)
+        nth = counted[canonical_bytes([tool, args])]
+        counted[canonical_bytes([tool, args])] += 1
+        effect = world.effects.get(tool, "read")
+        key = make_idempotency_key(
+            run_id=spec["runId"],
+            version_id=spec["versionId"],
+            step_path=spec["stepPath"],
+            tool_name=tool,
+            args=args,
+            nth=nth,
+        )
+        if call in outcomes:
+            event = outcomes[call]
+            if event.type.endswith("failed"):
+                yield append(["harness.execute_step.failed", {"error": step_error("recorded")}])
+                yield from committed()
+                return
+            results.append(event.payload["result"])
+            continue
+        if call in started:
+            assert effect not in ("once", "managed"), "a once effect is never dispatched twice"
+            assert started[call]["idempotencyKey"] == key
+        else:
+            payload = {
+                "callId": call,
+                "position": position,
+                "caller": "step",
+                "toolName": tool,
+                "args": args,
+                "effect": effect,
+                "idempotencyKey": key,
+            }
+            yield append(["harness.tool_call.started", payload])
+            if effect != "read":
+                yield from committed()
+        if effect != "read" and key in spec["inherited"]:
+            results.append(spec["inherited"][key])
+            yield append(["harness.tool_call.succeeded", {"callId": call, "result": results[-1]}])
+            continue
+        while world.hold is not None and world.hold(tool):
+            if child.is_stopping:
+                break
+            yield "wait"
+        if child.is_stopping:
+            error = {"name": "Cancelled", "message": "stopped"}
+            failed = {**error, "causeCode": "cancelled", "retriable": False}
+            yield append(
+                ["harness.tool_call.failed", {"callId": call, "error": error}],
+                ["harness.execute_step.failed", {"error": failed}],
+            )
+            yield from committed()
+            return
+        world.ledger.note(tool, call, key, args)
+        yield None
+        try:
+            result = world.tools[tool](args)
+        except Exception as error:
+            told = {"name": type(error).__name__, "message": str(error)}
+            yield append(
+                ["harness.tool_call.failed", {"callId": call, "error": told}],
+                ["harness.execute_step.failed", {"error": step_error(str(error))}],
+            )
+            yield from committed()
+            return
+        yield append(["harness.tool_call.succeeded", {"callId": call, "result": result}])
+        yield from committed()
+        results.append(result)
+    output = results if step["uses"] == "code.run" else results[-1]
+    yield append(["harness.execute_step.succeeded", {"output": output}])
+    yield from committed()
+
+
+def step_error(message: str) -> dict[str, Any]:
+    return {"name": "ToolError", "message": message, "causeCode": "step_failed", "retriable": True}
+
+
+def read_roots(world: World, context: dict[str, Any]) -> dict[str, Any]:
+    def read(wrapped: dict[str, Any]) -> Any:
+        return wrapped["v"] if "v" in wrapped else world.library.value(Ref(wrapped["r"]))
+
+    steps = {}
+    for step_id, entry in context["steps"].items():
+        last = read(entry["lastOutput"]) if "lastOutput" in entry else None
+        visits = [read(v) for v in entry.get("allVisits", [])]
+        steps[step_id] = {"output": last, "lastOutput": last, "allVisits": visits}
+    return {
+        "input": read(context["input"]),
+        "item": read(context["item"]),
+        "itemKey": context["itemKey"],
+        "steps": steps,
+        "workflow": context["workflow"],
+        "cycle": None,
+    }
+
+
+__all__ = ["Crash", "Ledger", "LaunchFailed", "MemoryLibrary", "World"]
