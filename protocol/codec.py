@@ -12,15 +12,20 @@ from .limits import CONTAINER_ITEMS_MAX, FRAME_BYTES_MAX, VALUE_DEPTH_MAX
 Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
 
 ENVELOPE_DEPTH = 10  # levels of frame, message, event and payload around a value
+_FLAT = frozenset({str, int, float, bool, type(None)})
 _SCALARS = (str, int, float, bool, type(None))
 
 
 def sort_keys(value: Json) -> Json:
     """Returns an equal value whose maps are in key order, so that equal values pack equally."""
-    if isinstance(value, dict):
-        return {key: sort_keys(value[key]) for key in sorted(value)}
-    if isinstance(value, list | tuple):
-        return [item if isinstance(item, _SCALARS) else sort_keys(item) for item in value]
+    kind = type(value)
+    if kind is dict:
+        return {
+            key: item if type(item := value[key]) in _FLAT else sort_keys(item)
+            for key in sorted(value)
+        }
+    if kind is list or kind is tuple:
+        return [item if type(item) in _FLAT else sort_keys(item) for item in value]
     return value
 
 

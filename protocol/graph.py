@@ -164,12 +164,19 @@ def _between(target: int, decision: int, before: Sequence[set[int]]) -> frozense
 
 
 def _stuck(waits: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Returns the steps that are never ready if everything else settles (Kahn's algorithm)."""
-    settled: set[int] = set()
-    left = list(range(len(waits)))
-    while True:
-        ready = [step for step in left if all(dep in settled for dep in waits[step])]
-        if not ready:
-            return tuple(left)
-        settled.update(ready)
-        left = [step for step in left if step not in settled]
+    """Returns the steps that are never ready if everything else settles.
+
+    Source: A. B. Kahn, "Topological sorting of large networks", CACM 5 (1962).
+    """
+    missing = [len(row) for row in waits]
+    followers: list[list[int]] = [[] for _ in waits]
+    for step, row in enumerate(waits):
+        for dep in row:
+            followers[dep].append(step)
+    ready = [step for step, count in enumerate(missing) if count == 0]
+    for step in ready:  # grows while it is read
+        for follower in followers[step]:
+            missing[follower] -= 1
+            if missing[follower] == 0:
+                ready.append(follower)
+    return tuple(step for step, count in enumerate(missing) if count)

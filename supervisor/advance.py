@@ -115,11 +115,10 @@ def _open_session(
     step = run.steps[owed[1]]
     assert run.plan is not None
     manifest = make_worker_manifest(
+        step.plan.manifest,
         definition_hash=run.admission["workflowDefinitionHash"],
         version_id=run.plan.version_id,
         step_path=step.path,
-        step=step.plan.document,
-        lock=run.plan.lock,
     )
     payload = {
         "role": "worker",

@@ -31,6 +31,7 @@ class _Step:
     is_running: bool = False
     uses: str = ""
     session_id: str | None = None
+    has_session: bool = False
     retry: tuple[int, int] | None = None  # (next attempt, due) as scheduled
     chosen: str | None = None
 
@@ -118,10 +119,12 @@ class RunRules:
             and step.is_running
             and (step.session_id, step.attempt) == (fact.session_id, fact.payload["attempt"])
         )
-        if not is_its:
+        if step is None or not is_its:
             report("I6", f"session {fact.session_id!r} isn't the one of an open attempt of {path!r}")
-        elif step is not None:
-            step.session_id = f"{fact.session_id} was started"  # no id: a second one doesn't match
+        elif step.has_session and fact.session_id not in self.sessions.open:
+            report("I6", f"session {fact.session_id!r} was started again after its end")
+        else:
+            step.has_session = True
 
     def _find_visit(self, path: str) -> _Step | None:
         found = self._visits.get(path)
@@ -146,7 +149,7 @@ class RunRules:
         elif step.retry is not None and fact.at < step.retry[1]:
             report("I24", f"attempt {attempt} of {path!r} was started before {step.retry[1]} µs")
         self._check_visit(scope, step, fact, report)
-        step.path, step.attempt, step.is_running = path, attempt, True
+        step.path, step.attempt, step.is_running, step.has_session = path, attempt, True, False
         step.uses, step.session_id, step.retry = payload["uses"], payload.get("sessionId"), None
         self._visits[path] = (scope, name)
 
@@ -211,9 +214,10 @@ class RunRules:
             return None
         if payload["visitIndex"] != step.completed:
             report("I18", f"{fact.type} of visit {payload['visitIndex']}, not {step.completed}")
-        for session in self.sessions.open.values():
-            if session.step_path == path:
-                report("I17", f"{path!r} ended while its session {session.id!r} is open")
+        if step.session_id in self.sessions.open:
+            report("I17", f"{path!r} ended while its session {step.session_id!r} is open")
+        elif step.session_id is not None and not step.has_session:
+            report("I17", f"{path!r} ended without its session {step.session_id!r}")
         return step
 
     def _schedule_retry(self, fact: Fact, report: Report) -> None:

@@ -100,10 +100,6 @@ class SessionRules:
         elif kind in _TERMINAL:
             self._end(session, fact, report)
 
-    def find_open_call(self) -> str | None:
-        """Returns the id of a session with an open call, or None."""
-        return next((s.id for s in self.open.values() if s.calls.open_count), None)
-
     def is_unknown(self, session: str, call: str) -> bool:
         """Says whether a call of an open session was recorded as unknown."""
         return session in self.open and self.open[session].calls.find_unknown(call)

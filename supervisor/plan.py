@@ -7,6 +7,7 @@ from planaria.protocol.codec import hash_jcs
 from planaria.protocol.durations import parse_duration
 from planaria.protocol.expressions import Reference
 from planaria.protocol.graph import Node, ScopeGraph, build_graph
+from planaria.protocol.manifests import describe_step
 from planaria.protocol.templates import Template, parse_template
 
 KERNEL_KINDS = frozenset({"decision", "parallel"})
@@ -48,6 +49,7 @@ class StepPlan:
     output_schema: dict[str, Any] | None
     output_values: tuple[Any, ...]
     references: tuple[Reference, ...]
+    manifest: dict[str, Any]  # the fields that all its sessions' manifests share
     cases: tuple[tuple[Template, str], ...] = ()
     default: str = "end"
     items: Template | None = None
@@ -98,16 +100,18 @@ def make_plan(version_id: str, lock: dict[str, Any]) -> Plan:
         version_id=version_id,
         document=document,
         lock=lock,
-        root=_make_scope(document["steps"], output.get("step")),
+        root=_make_scope(document["steps"], output.get("step"), lock),
         output_schema=output.get("schema"),
         lwir_hash=hash_jcs(document),
     )
 
 
-def _make_scope(steps: list[dict[str, Any]], output_step: str | None) -> ScopePlan:
+def _make_scope(
+    steps: list[dict[str, Any]], output_step: str | None, lock: dict[str, Any]
+) -> ScopePlan:
     graph = build_graph([_make_node(step) for step in steps])
     on_loop = frozenset().union(*(loop.members for loop in graph.loops))
-    plans = tuple(_make_step(index, step, index in on_loop) for index, step in enumerate(steps))
+    plans = tuple(_make_step(index, step, index in on_loop, lock) for index, step in enumerate(steps))
     output_index = graph.ids.index(output_step) if output_step else None
     return ScopePlan(steps=plans, graph=graph, output_step=output_index)
 
@@ -122,7 +126,9 @@ def _make_node(step: dict[str, Any]) -> Node:
     return Node(step["id"], tuple(step.get("needs", ())), is_decision, targets)
 
 
-def _make_step(index: int, step: dict[str, Any], on_loop: bool) -> StepPlan:
+def _make_step(
+    index: int, step: dict[str, Any], on_loop: bool, lock: dict[str, Any]
+) -> StepPlan:
     kind = step["uses"]
     arguments = step.get("with", {})
     output = step.get("output", {})
@@ -142,7 +148,7 @@ def _make_step(index: int, step: dict[str, Any], on_loop: bool) -> StepPlan:
         extra["concurrency_max"] = arguments.get("maxConcurrency", branches_max)
         extra["fail_fast"] = arguments.get("failureMode", "fail_fast") == "fail_fast"
         extra["order_by_key"] = fan_in.get("order") == "itemKey"
-        extra["branch"] = _make_scope(step["steps"], fan_in.get("outputStep"))
+        extra["branch"] = _make_scope(step["steps"], fan_in.get("outputStep"), lock)
     return StepPlan(
         index=index,
         id=step["id"],
@@ -157,6 +163,7 @@ def _make_step(index: int, step: dict[str, Any], on_loop: bool) -> StepPlan:
         output_schema=output.get("schema"),
         output_values=tuple(output.get("values", ())),
         references=_collect_references(step),
+        manifest=describe_step(step, lock),
         **extra,
     )
 

@@ -1,9 +1,8 @@
-"""What holds for every test: after the last one, no process and no socket file is left behind."""
+"""What holds for every test: after the last one, no process, socket or temporary file is left."""
 
 import os
 import select
 import shutil
-import stat
 import tempfile
 import time
 import uuid
@@ -57,11 +56,11 @@ class Blame:
 def nothing_is_left_behind(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Fails the session when a process or socket file outlives its tests.
+    """Fails the session when a process, a socket or a temporary file outlives its tests.
 
     A process is ours if it descends from pytest or, orphaned, carries this session's mark or
     folder in its environment or its arguments. Temporary files get a folder of their own here, so
-    that what other programs leave in the system's is not counted.
+    that what other programs leave in the system's is not counted; files in tmp_path are pytest's.
     """
     watch = request.config.stash[_watch]
     # Asked for before TMPDIR changes: pytest keeps these for a look afterwards, elsewhere.
@@ -76,7 +75,8 @@ def nothing_is_left_behind(
         patch.setenv("TMPDIR", str(scratch))
         patch.setattr(tempfile, "tempdir", None)
         yield
-    left = [*wait_for_ends(watch), *sockets(kept), *sockets(scratch)]
+    left = wait_for_ends(watch) + open_sockets([kept, scratch])
+    left += [f"file {path}" for path in sorted(scratch.rglob("*"))]
     shutil.rmtree(scratch, ignore_errors=True)
     if left:
         pytest.fail("left behind by the tests:\n" + "\n".join(left), pytrace=False)
@@ -158,12 +158,15 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def sockets(folder: Path) -> list[str]:
-    """Returns the socket files below a folder."""
-    found: list[str] = []
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
-                found.append(f"socket {path}")
-    return found
+def open_sockets(folders: list[Path]) -> list[str]:
+    """Returns the bound sockets below some folders.
+
+    The file alone says nothing: whoever is killed can't remove it. The kernel's list does.
+    """
+    lines = read(Path("/proc/net/unix")).decode(errors="replace").splitlines()
+    paths = sorted({line.split()[-1] for line in lines[1:] if len(line.split()) == 8})
+    return [
+        f"open socket {path}"
+        for path in paths
+        if any(path.startswith(f"{folder}/") for folder in folders)
+    ]
