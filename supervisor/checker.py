@@ -49,6 +49,7 @@ class RunSummary:
     workflow_id: str | None = None
     admitted_at: int | None = None
     ended_at: int | None = None
+    is_closed: bool = False  # it has had its terminal event
 
 
 def check_log(
@@ -133,13 +134,14 @@ class LogChecker:
         if any(invariant == "I3" for invariant, _ in problems):
             return
         self._check_blobs(fact)
-        self._summarize(run, fact)
+        if not run.is_closed:
+            self._summarize(run, fact)
         if fact.type in _SYSTEM or fact.run_id == SYSTEM_RUN_ID:
             self._check_system(fact)
             return
         if is_first and self._with_system:
             self._note_admission(row)
-        self._check_run(fact)
+        self._check_run(run, fact)
 
     def finish(self) -> None:
         """Checks what must not be left open where a log ends."""
@@ -191,6 +193,8 @@ class LogChecker:
         kind, payload = fact.type, fact.payload
         if kind not in _SYSTEM or fact.run_id != SYSTEM_RUN_ID:
             self._report("I4", f"{kind} doesn't belong into run {fact.run_id!r}")
+        elif not self._with_system:
+            return
         elif kind == "RunRecorded":
             run_id = payload["admittedRunId"]
             recorded = payload["admissionHash"].removeprefix("sha256:")
@@ -212,16 +216,16 @@ class LogChecker:
         elif recorded != row.hash.hex():
             self._report("I2", f"{SYSTEM_RUN_ID!r} records another hash of this admission")
 
-    def _check_run(self, fact: Fact) -> None:
+    def _check_run(self, run: RunSummary, fact: Fact) -> None:
+        if run.is_closed:
+            self._report("I20", f"{fact.type} after the run's terminal event")
+            return
         rules = self._rules.get(fact.run_id)
         if rules is None:
-            if fact.sequence > 1 and self.summaries[fact.run_id].events > 1:
-                self._report("I20", f"{fact.type} after the run's terminal event")
-                return
             rules = self._rules[fact.run_id] = RunRules(fact.run_id, self._read_document)
         rules.take(fact, self._report)
         if rules.is_ended:
-            rules.finish(self._report)
+            run.is_closed = True
             del self._rules[fact.run_id]
 
     def _summarize(self, run: RunSummary, fact: Fact) -> None:

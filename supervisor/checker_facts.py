@@ -83,6 +83,4 @@ def decode_row(row: Row) -> Fact | str:
     )
     if not is_well_formed:
         return "a field of its envelope has a wrong type"
-    return Fact(
-        run_id, sequence, kind, at, mono, epoch, session_id, incarnation, payload, row.body
-    )
+    return Fact(run_id, sequence, kind, at, mono, epoch, session_id, incarnation, payload, row.body)

@@ -140,7 +140,9 @@ class CallRules:
                 report(_INVARIANTS[call.kind], f"call {name!r} is open at the session's end")
         for place, count in self._counts.items():
             if self._highest[place] + 1 != count:
-                report("I13", f"calls at {place!r} have holes: {count} up to {self._highest[place]}")
+                report(
+                    "I13", f"calls at {place!r} have holes: {count} up to {self._highest[place]}"
+                )
 
     def find_lost(self) -> list[str]:
         """Returns the lost calls that have not been recorded as unknown."""

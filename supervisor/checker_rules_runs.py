@@ -71,9 +71,6 @@ class RunRules:
     def take(self, fact: Fact, report: Report) -> None:
         """Checks the run's next event, and applies it."""
         kind = fact.type
-        if self.is_ended:
-            report("I20", f"{kind} after the run's terminal event")
-            return
         is_of_session = belongs_to_session(kind)
         if is_of_session != (fact.session_id is not None):
             report("I3", f"{kind} {'lacks' if is_of_session else 'has'} a session in its envelope")
@@ -92,8 +89,7 @@ class RunRules:
 
     def finish(self, report: Report) -> None:
         """Checks what must not be left open at the end of the log."""
-        if not self.is_ended:
-            self.sessions.finish(report)
+        self.sessions.finish(report)
 
     def _find_outcomes(self, step_path: str) -> EffectOutcomes:
         return self._outcomes.setdefault(_root_path(step_path), {})
@@ -120,7 +116,9 @@ class RunRules:
             and (step.session_id, step.attempt) == (fact.session_id, fact.payload["attempt"])
         )
         if step is None or not is_its:
-            report("I6", f"session {fact.session_id!r} isn't the one of an open attempt of {path!r}")
+            report(
+                "I6", f"session {fact.session_id!r} isn't the one of an open attempt of {path!r}"
+            )
         elif step.has_session and fact.session_id not in self.sessions.open:
             report("I6", f"session {fact.session_id!r} was started again after its end")
         else:
@@ -253,9 +251,7 @@ class RunRules:
             report("I17", f"branch {branch!r} was started in a group that isn't open")
             return
         # A retried group leaves out the branches that an earlier attempt completed.
-        is_next = index == group.last_index + 1 or (
-            group.attempt > 1 and index > group.last_index
-        )
+        is_next = index == group.last_index + 1 or (group.attempt > 1 and index > group.last_index)
         if not is_next or index >= len(group.keys) or branch in self._scopes:
             report("I18", f"branch {index} of {path!r} was started after {group.last_index}")
         elif group.keys[index] != payload["itemKey"]:

@@ -126,7 +126,9 @@ class SessionRules:
             return
         path = payload["stepPath"]
         if name != session_id(self._run_id, path, payload["attempt"]):
-            report("I13", f"session {name!r} is not the id of attempt {payload['attempt']} {path!r}")
+            report(
+                "I13", f"session {name!r} is not the id of attempt {payload['attempt']} {path!r}"
+            )
         calls = CallRules(name, self._find_outcomes(path))
         session = _Session(name, path, payload["manifestHash"], calls, events=1)
         session.history.update(fact.body)

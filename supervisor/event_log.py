@@ -99,6 +99,11 @@ class EventLog(LogReading):
             ) from error
         return log
 
+    @property
+    def epoch(self) -> int:
+        """Returns the epoch of the last event: 0 in a new log."""
+        return self._epoch
+
     def close(self) -> None:
         """Checkpoints and closes the file; after a failed commit it only closes it."""
         try:

@@ -58,7 +58,7 @@ class LogReading:
                 # Seen from its end the run goes on: a damaged index hides what is between.
                 raise broken_chain(run_id, after + 1, "is missing")
             if len(rows) < page:
-                last = self._last_sequence(run_id)
+                last = self.last_sequence(run_id)
                 if last == after:
                     return
             limit = None if limit is None else limit - page
@@ -140,7 +140,7 @@ class LogReading:
             raise IntegrityError(message=f"the event log {str(self.path)!r} has no database id")
         return str(database_id)
 
-    def _last_sequence(self, run_id: str) -> int:
+    def last_sequence(self, run_id: str) -> int:
         rows = self._rows(schema.SELECT_TAIL, (run_id, 1))
         return int(rows[0][0]) if rows else 0
 

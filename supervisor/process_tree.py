@@ -22,6 +22,7 @@ KILL_WAIT_SECONDS = 5.0  # SIGKILL takes 0.1 ms; longer means uninterruptible sl
 ENVIRONMENT_BYTES_MAX = 4 << 20  # the kernel lets argv and environment have 2 MiB
 
 _PR_SET_PDEATHSIG = 1  # the numbers are those of <linux/prctl.h>
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _NAME_BYTES_MAX = 15  # TASK_COMM_LEN less its NUL
@@ -259,6 +260,11 @@ def set_parent_death_signal(signum: int) -> None:
     A parent that ended before this call sends nothing: check getppid() afterwards.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def forbid_tracing() -> None:
+    """Keeps other processes of this user from reading this one's memory and environment."""
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def become_subreaper() -> None:

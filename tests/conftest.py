@@ -19,7 +19,7 @@ SESSION_VARIABLE = "PLANARIA_TEST_SESSION"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A running process, and the test after which it was first seen."""
+    """A running process; its start time tells it from a later one with the same pid."""
 
     pid: int
     start_time: str
@@ -42,14 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Blame:
-    """Notes after each test which children are new, so that a leftover names its test."""
+    """Notes at the end of each test which children are new, so that a leftover names its test."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         for process in children(os.getpid()):
-            self._watch.first_seen.setdefault(process, nodeid)
+            self._watch.first_seen.setdefault(process, item.nodeid)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -89,7 +90,7 @@ def wait_for_ends(watch: Watch) -> list[str]:
         wait_for_end(process, deadline)
     return [
         f"process {process.pid}: {process.command}"
-        f" (first seen after {watch.first_seen.get(process, 'an unknown test')})"
+        f" (since {watch.first_seen.get(process, 'a test unknown')})"
         for process in ours(watch)
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from planaria.protocol.errors import ProtocolError
+from planaria.protocol.events import decode_event
 from planaria.protocol.limits import FRAME_BYTES_MAX, UNACKNOWLEDGED_APPENDS_MAX
 from planaria.protocol.messages import (
     Append,
@@ -208,6 +209,7 @@ class Link:
         self._session_id = ""
         self._reports: Reports | None = None
         self._page: asyncio.Future[HistoryPage] | None = None
+        self._page_after = 0
 
     def open_reports(self, session_id: str, incarnation: int, reported: int) -> Reports:
         """Returns the reports of the session that this process carries now."""
@@ -227,9 +229,7 @@ class Link:
                 case Deliver():
                     self._on_deliver(message.session)
                 case HistoryPage():
-                    if message.sessionId == self._session_id and self._page is not None:
-                        if not self._page.done():
-                            self._page.set_result(message)
+                    self._take_page(message)
                 case Stop():
                     self._on_stop(message.reason)
                 case Refused():
@@ -248,11 +248,20 @@ class Link:
             after, is_complete = page.lastSequence, not page.more
         return bodies
 
+    def _take_page(self, page: HistoryPage) -> None:
+        if page.sessionId != self._session_id or self._page is None or self._page.done():
+            return
+        # A request that was sent twice has two answers, and the second comes to the next one.
+        first = decode_event(page.bodies[0]).sequence if page.bodies else page.lastSequence + 1
+        if first > self._page_after:
+            self._page.set_result(page)
+
     async def _read_page(self, request: ReadHistory) -> HistoryPage:
         frame = encode_frame([request])
         seconds = self._answer_seconds
         while True:
             self._page = asyncio.get_running_loop().create_future()
+            self._page_after = request.after
             self._sender.send(frame)
             try:
                 return await asyncio.wait_for(self._page, seconds)

@@ -1,0 +1,452 @@
+"""The one loop: drain what has come, decide it, commit once, then act.
+
+    poll ─▶ sockets, children, signals, timer ─▶ kernel.handle for each message
+         ─▶ ONE append of all events ─▶ answers, deliveries, launches, kills
+
+Nothing is sent and nobody is started before the round's commit. If the commit fails nobody knows
+what is on the disk: the process says so and ends with code 74, without any answer.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import zmq
+
+from planaria.protocol.blobs import check_blob_ref
+from planaria.protocol.errors import EXIT_COMMIT_IO, CommitUnknownError, ProtocolError
+from planaria.protocol.events import Event, encode_event
+from planaria.protocol.ids import SYSTEM_RUN_ID
+from planaria.protocol.limits import DRAIN_MS, FRAME_BYTES_MAX, GRACE_MS
+from planaria.protocol.messages import (
+    Append,
+    Deliver,
+    Heartbeat,
+    Hello,
+    HistoryPage,
+    Message,
+    ReadHistory,
+    Refused,
+    Reply,
+    Request,
+    encode_frame,
+)
+
+from .children import Children, Exited, Launched
+from .children import LaunchFailed as NoProcess
+from .clock import read_clock
+from .desk import Desk
+from .faults import Faults
+from .kernel import Kernel, Turn
+from .kernel_messages import (
+    Answer,
+    HistoryAsked,
+    Kill,
+    KernelMessage,
+    Launch,
+    LaunchFailed,
+    ProcessEnded,
+    ProcessReady,
+    ProcessSeen,
+    Send,
+    SendHistory,
+    SessionReported,
+    StopSystem,
+    Tick,
+)
+from .outfit import Outfit
+from .run_state import Now
+from .sockets import Received, Sockets
+from .storage import Storage
+from .system_state import BOUND
+from .timers import next_due
+
+QUIET_US = 3_000  # after a death its link is read until it was still for this long
+POLL_MAX_MS = 1_000
+IDLE_PAUSES_MAX = 1
+
+logger = logging.getLogger(__name__)
+
+
+class Loop:
+    """The supervisor's life between its start and its end."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        storage: Storage,
+        sockets: Sockets,
+        children: Children,
+        desk: Desk,
+        outfit: Outfit,
+        faults: Faults,
+        *,
+        is_ephemeral: bool = False,
+    ) -> None:
+        self._kernel = kernel
+        self._storage = storage
+        self._sockets = sockets
+        self._children = children
+        self._desk = desk
+        self._outfit = outfit
+        self._faults = faults
+        self._is_ephemeral = is_ephemeral
+        self._was_attached = False
+        self._tokens: dict[str, str] = {}  # token -> process id
+        self._launched: dict[str, Launched] = {}
+        self._early: dict[str, tuple[bytes, Hello, int | None]] = {}  # hello before its Launched
+        self._links: dict[bytes, str] = {}  # identity -> process id
+        self._identities: dict[str, bytes] = {}  # process id -> identity
+        self._ending: dict[str, tuple[Exited, int, int]] = {}  # report, quiet and hard deadline
+        self._outbox: dict[bytes, list[Message]] = {}
+        self._signals_seen = 0
+        self._stop_deadline: int | None = None
+        self._system_sequence = storage.log.last_sequence(SYSTEM_RUN_ID)
+        self._poller = zmq.Poller()
+        self._wake_read, self._wake_write = socket.socketpair()
+
+    # -- life --------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Runs until the supervisor is asked to end; returns the reason."""
+        self._watch_signals()
+        self._poller.register(self._sockets.socket, zmq.POLLIN)
+        self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        for descriptor in self._children.fds():
+            self._poller.register(descriptor, zmq.POLLIN)
+        while True:
+            now = read_clock()
+            reason = self._reason_to_end(now)
+            if reason is not None:
+                return reason
+            ready = dict(self._poller.poll(self._poll_ms(now)))
+            self._round(ready)
+
+    def recover(self, turns: list[Turn]) -> None:
+        """Commits and does what the open runs owed at the start."""
+        self._commit(turns)
+        self._act(turns)
+
+    def record(self, event_type: str, payload: dict[str, Any]) -> None:
+        """Commits an event of the supervisor itself."""
+        self._append([self._make_system_event(event_type, payload)])
+
+    def _round(self, ready: dict[Any, int]) -> None:
+        if self._wake_read.fileno() in ready:
+            self._wake_read.recv(64)
+        reports = self._children.poll()
+        messages = self._read_children(reports)
+        messages.extend(self._read_sockets())
+        now = read_clock()
+        messages.extend(self._finish_drains(now))
+        if self._kernel.system.is_stopping is False and self._must_stop():
+            self._stop_deadline = now.mono + GRACE_MS * 1_000
+            messages.append(StopSystem())
+        due = next_due(self._kernel.system, now)
+        if due == 0:
+            messages.append(Tick())
+        turns = [self._kernel.handle(message, now) for message in messages]
+        self._commit(turns)
+        self._act(turns)
+        self._desk.evict()
+        self._storage.log.checkpoint_if_due(idle=not messages)
+
+    def _poll_ms(self, now: Now) -> int:
+        waits = [POLL_MAX_MS * 1_000]
+        due = next_due(self._kernel.system, now)
+        if due is not None:
+            waits.append(due)
+        waits.extend(quiet - now.mono for _, quiet, _ in self._ending.values())
+        return max(0, -(-min(waits) // 1_000))
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _watch_signals(self) -> None:
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+
+        def note(number: int, frame: object) -> None:
+            self._signals_seen += 1  # nothing else: a handler that writes can meet EIO
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, note)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _must_stop(self) -> bool:
+        if self._signals_seen or self._desk.is_stop_asked:
+            return True
+        for pid, descriptor in list(self._desk.attached.items()):
+            self._was_attached = True
+            if _is_dead(descriptor):
+                self._desk.forget_client(pid)
+        return self._is_ephemeral and self._was_attached and not self._desk.attached
+
+    def _reason_to_end(self, now: Now) -> str | None:
+        if self._signals_seen > 1:
+            return "second signal"
+        if not self._kernel.system.is_stopping:
+            return None
+        busy = any(p.status == BOUND for p in self._kernel.system.processes.values())
+        if not busy:
+            return "stopped"
+        if self._stop_deadline is not None and now.mono >= self._stop_deadline:
+            return "grace is over"
+        return None
+
+    # -- in ----------------------------------------------------------------------------------
+
+    def _read_children(self, reports: list[Any]) -> list[KernelMessage]:
+        messages: list[KernelMessage] = []
+        mono = read_clock().mono
+        for report in reports:
+            match report:
+                case Launched():
+                    self._launched[report.process_id] = report
+                    early = self._early.pop(report.process_id, None)
+                    if early is not None:
+                        messages.extend(self._take_hello(*early))
+                case Exited():
+                    hard = mono + DRAIN_MS * 1_000
+                    self._ending[report.process_id] = (report, mono + QUIET_US, hard)
+                    self._faults.hit("S14")
+                case NoProcess():
+                    self._forget(report.process_id)
+                    messages.append(LaunchFailed(report.process_id, report.reason))
+        return messages
+
+    def _finish_drains(self, now: Now) -> list[KernelMessage]:
+        """Drain, then fence: a dead child's frames are read until its link is still."""
+        messages: list[KernelMessage] = []
+        for process_id, (report, quiet, hard) in list(self._ending.items()):
+            if now.mono >= min(quiet, hard):
+                del self._ending[process_id]
+                self._forget(process_id)
+                messages.append(ProcessEnded(process_id, report.exit_code, report.signal))
+        return messages
+
+    def _forget(self, process_id: str) -> None:
+        identity = self._identities.pop(process_id, None)
+        self._launched.pop(process_id, None)
+        self._early.pop(process_id, None)
+        for token in [t for t, p in self._tokens.items() if p == process_id]:
+            del self._tokens[token]
+        for link in [i for i, p in self._links.items() if p == process_id]:
+            del self._links[link]
+            self._outbox.pop(link, None)
+        if identity is not None:
+            self._outbox.pop(identity, None)
+
+    def _read_sockets(self) -> list[KernelMessage]:
+        messages: list[KernelMessage] = []
+        for received in self._sockets.receive():
+            for message in received.messages:
+                messages.extend(self._take(received, message))
+        return messages
+
+    def _take(self, received: Received, message: Message) -> list[KernelMessage]:
+        identity = received.identity
+        process_id = self._links.get(identity)
+        if process_id is not None:
+            self._extend_drain(process_id)
+        match message:
+            case Hello():
+                return self._take_hello(identity, message, received.peer_pid)
+            case Heartbeat():
+                return self._take_heartbeat(message, received.peer_pid)
+            case Request():
+                asked = self._desk.take(identity, message)
+                return [asked] if asked is not None else []
+            case Append() if process_id is not None:
+                refusal = self._check_blobs(message)
+                if refusal is not None:
+                    self._push(identity, Refused(message.sessionId, "blob", refusal))
+                    return []
+                return [
+                    SessionReported(
+                        process_id,
+                        message.sessionId,
+                        message.incarnation,
+                        message.after,
+                        message.events,
+                    )
+                ]
+            case ReadHistory() if process_id is not None:
+                number = (message.sessionId, message.incarnation, message.after)
+                return [HistoryAsked(process_id, *number)]
+            case _:
+                logger.warning("an unexpected %s from %s", type(message).__name__, identity.hex())
+                return []
+
+    def _take_hello(
+        self, identity: bytes, message: Hello, peer_pid: int | None
+    ) -> list[KernelMessage]:
+        process_id = self._tokens.get(message.token)
+        if process_id is None:
+            logger.warning("a hello with an unknown token from pid %s", peer_pid)
+            return []
+        launched = self._launched.get(process_id)
+        if launched is None:
+            self._early[process_id] = (identity, message, peer_pid)
+            return []
+        if peer_pid is not None and peer_pid != launched.pid:
+            logger.warning("pid %s has the token of pid %s", peer_pid, launched.pid)
+            return []
+        if process_id in self._identities:
+            return []  # repeated
+        self._links[identity] = process_id
+        self._identities[process_id] = identity
+        return [ProcessReady(process_id, launched.pid, launched.start_time)]
+
+    def _take_heartbeat(self, message: Heartbeat, peer_pid: int | None) -> list[KernelMessage]:
+        process_id = self._tokens.get(message.token)
+        launched = self._launched.get(process_id or "")
+        if process_id is None or launched is None or peer_pid not in (None, launched.pid):
+            return []
+        return [ProcessSeen(process_id)]
+
+    def _extend_drain(self, process_id: str) -> None:
+        ending = self._ending.get(process_id)
+        if ending is not None:
+            report, _, hard = ending
+            self._ending[process_id] = (report, read_clock().mono + QUIET_US, hard)
+
+    def _check_blobs(self, message: Append) -> str | None:
+        """Says which blob of a report is missing; an event may name only what is there."""
+        for item in message.events:
+            if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], dict)):
+                continue
+            for name, ref in item[1].items():
+                if name.endswith("Ref"):
+                    try:
+                        check_blob_ref(ref)
+                    except ProtocolError as error:
+                        return str(error)
+                    if not self._storage.blobs.exists(ref):
+                        return f"{name}: blob {ref['sha256']} isn't in the store"
+        return None
+
+    # -- commit ------------------------------------------------------------------------------
+
+    def _commit(self, turns: list[Turn]) -> None:
+        events: list[Event] = []
+        for turn in turns:
+            for blob in turn.blobs:
+                self._storage.blobs.write(blob)
+            events.extend(turn.events)
+        if not events:
+            return
+        admitted = [e for e in events if e.type == "RunAdmitted"]
+        for event in admitted:
+            recorded = {
+                "admittedRunId": event.run_id,
+                "admissionHash": "sha256:" + self._storage.log.first_hash(event).hex(),
+            }
+            events.append(self._make_system_event("RunRecorded", recorded))
+        if "acknowledge_before_commit" in self._faults.bugs:
+            self._act(turns)
+        self._append(events)
+        self._desk.note_events(events)
+
+    def _append(self, events: list[Event]) -> None:
+        try:
+            self._storage.log.append(events)
+        except CommitUnknownError as error:
+            sys.stderr.write(
+                f"planaria: a commit failed: {error}. Nobody can say now what is on the disk, so "
+                "nothing is acknowledged; start the supervisor again to read what is there\n"
+            )
+            sys.stderr.flush()
+            os._exit(EXIT_COMMIT_IO)
+
+    def _make_system_event(self, event_type: str, payload: dict[str, Any]) -> Event:
+        self._system_sequence += 1
+        now = read_clock()
+        return Event(
+            run_id=SYSTEM_RUN_ID,
+            sequence=self._system_sequence,
+            type=event_type,
+            at=now.at,
+            mono=now.mono,
+            epoch=self._kernel.system.epoch,
+            session_id=None,
+            incarnation=None,
+            payload=payload,
+        )
+
+    # -- out ---------------------------------------------------------------------------------
+
+    def _act(self, turns: list[Turn]) -> None:
+        if any(turn.events for turn in turns):
+            self._faults.hit("S13")
+        for turn in turns:
+            for action in turn.actions:
+                self._do(action)
+        for identity, messages in self._outbox.items():
+            self._send(identity, messages)
+        self._outbox.clear()
+        self._desk.flush(self._reply)
+        self._faults.hit("S7")
+
+    def _do(self, action: Any) -> None:
+        match action:
+            case Send():
+                identity = self._identities.get(action.process_id)
+                if identity is not None:
+                    message = action.message
+                    if isinstance(message, Deliver):
+                        self._outfit.equip(message.session)
+                    self._push(identity, message)
+            case Launch():
+                token = os.urandom(32)
+                self._tokens[token.hex()] = action.process_id
+                spec = self._outfit.make_spec(action.process_id)
+                self._children.launch(action.process_id, kind=action.kind, token=token, spec=spec)
+            case Kill():
+                self._children.kill(action.process_id)
+            case SendHistory():
+                self._send_history(action)
+            case Answer():
+                self._desk.note_answer(action)
+
+    def _push(self, identity: bytes, message: Message) -> None:
+        self._outbox.setdefault(identity, []).append(message)
+
+    def _send(self, identity: bytes, messages: list[Message]) -> None:
+        """Sends a round's messages to one child, as one frame if they fit."""
+        frame = encode_frame(messages)
+        if len(frame) <= FRAME_BYTES_MAX:
+            self._sockets.send_frame(identity, frame)
+            return
+        for message in messages:
+            if isinstance(message, Deliver) and len(encode_frame([message])) > FRAME_BYTES_MAX:
+                self._outfit.put_context_away(message.session, self._storage.blobs)
+            self._sockets.send(identity, [message])
+
+    def _send_history(self, action: SendHistory) -> None:
+        identity = self._identities.get(action.process_id)
+        if identity is None:
+            return
+        rows = self._storage.log.read_session(action.run_id, action.session_id, action.after)
+        rows = [(sequence, body) for sequence, body in rows if sequence <= action.upto]
+        last = rows[-1][0] if rows else action.upto
+        page = HistoryPage(
+            action.session_id, [body for _, body in rows], last, last < action.upto and bool(rows)
+        )
+        self._push(identity, page)
+
+    def _reply(self, identity: bytes, reply: Reply) -> None:
+        self._sockets.send(identity, [reply])
+
+
+def _is_dead(pidfd: int) -> bool:
+    import select
+
+    ready, _, _ = select.select([pidfd], [], [], 0)
+    return bool(ready)
+
+
+__all__ = ["Loop", "encode_event"]

@@ -1,0 +1,158 @@
+"""Starts a supervisor: lock, log, recovery of every open run, then the loop, then a clean end."""
+
+import contextlib
+import logging
+import os
+import resource
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from planaria.protocol.errors import EXIT_DATA_DIRECTORY, EXIT_DONE, PlanariaError
+from planaria.protocol.ids import SYSTEM_RUN_ID, derive_id
+from planaria.protocol.limits import CHILDREN_MAX, CHILDREN_PER_CORE
+
+from .blobs import BlobStore
+from .children import Children
+from .clock import read_clock
+from .data_directory import (
+    choose_socket_path,
+    prepare_data_directory,
+    remove_supervisor_json,
+    write_supervisor_json,
+)
+from .desk import Desk
+from .event_log import EventLog
+from .faults import Faults
+from .fold import fold
+from .kernel import Kernel, Turn
+from .library import BlobLibrary
+from .locks import DirectoryLock
+from .loop import Loop
+from .outfit import Outfit
+from .process_tree import boot_id, forbid_tracing
+from .run_state import RunState
+from .sockets import Sockets
+from .storage import Storage
+from .system_state import SystemState
+
+CHILD_TARGET = "planaria.workers.main:main"
+NOFILE_WANTED = 8_192  # libzmq aborts the process when it can't accept for want of descriptors
+
+logger = logging.getLogger(__name__)
+
+
+def serve(root: Path, *, is_ephemeral: bool = False, children_max: int | None = None) -> int:
+    """Runs the supervisor of a data directory until it is asked to end; returns the exit code.
+
+    Raises:
+        DataDirectoryError: unusable, in use by another supervisor, or damaged.
+    """
+    faults = Faults.read()
+    faults.hit("S0")
+    _raise_limits()
+    directory = prepare_data_directory(root)
+    lock = DirectoryLock.acquire(directory.supervisor_lock)
+    faults.hit("S1")
+    trace = faults.hit if faults.is_planted else None
+    log = EventLog.open(directory.events, trace=trace)
+    faults.hit("S2")
+    blobs = BlobStore(directory.blobs, trace)
+    storage = Storage(directory, log, blobs)
+    try:
+        code = _serve(storage, faults, is_ephemeral, children_max)
+    finally:
+        log.close()
+        lock.release()
+    return code
+
+
+def _serve(
+    storage: Storage, faults: Faults, is_ephemeral: bool, children_max: int | None
+) -> int:
+    directory, log = storage.directory, storage.log
+    library = BlobLibrary(storage.blobs)
+    cores = len(os.sched_getaffinity(0))
+    system = SystemState(
+        epoch=log.epoch + 1,
+        boot_id=boot_id(),
+        children_max=children_max or min(CHILDREN_PER_CORE * cores, CHILDREN_MAX),
+    )
+    kernel = Kernel(system, library)
+    socket_path = choose_socket_path(directory)
+    sockets = Sockets(socket_path)
+    outfit = Outfit(directory, sockets.endpoint)
+    marker = derive_id("pd_", str(directory.root.resolve()))
+    children = Children(
+        target=CHILD_TARGET,
+        marker=marker,
+        environment=outfit.base_environment(),
+        socket_directory=socket_path.parent,
+    )
+    facts = {
+        "supervisorId": derive_id("sv_", marker, system.epoch),
+        "pid": os.getpid(),
+        "epoch": system.epoch,
+        "version": version("planaria"),
+        "directory": str(directory.root),
+    }
+    desk = Desk(kernel, log, library, storage.blobs, facts)
+    loop = Loop(
+        kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral
+    )
+    children.start()
+    try:
+        started = {name: facts[name] for name in ("supervisorId", "pid", "epoch", "version")}
+        loop.record("SupervisorStarted", started)
+        faults.hit("S3")
+        loop.recover(_recover(kernel, storage, library))
+        write_supervisor_json(directory, {**facts, "socket": str(socket_path)})
+        reason = loop.run()
+        faults.hit("S15")
+    finally:
+        children.close()
+        sockets.close()
+        remove_supervisor_json(directory)
+    loop.record("SupervisorStopped", {"epoch": system.epoch, "reason": reason})
+    return EXIT_DONE
+
+
+def _recover(kernel: Kernel, storage: Storage, library: BlobLibrary) -> list[Turn]:
+    """Folds every open run and lets it go on; one that can't be folded strands no other."""
+    turns: list[Turn] = []
+    for run_id in storage.log.open_runs():
+        if run_id == SYSTEM_RUN_ID:
+            continue
+        run = RunState(run_id)
+        try:
+            for _, event in storage.log.read_run(run_id):
+                fold(run, event, library)
+            turns.append(kernel.recover(run, read_clock()))
+        except PlanariaError as error:
+            kernel.system.runs.pop(run_id, None)
+            logger.error("run %s can't go on and is left untouched: %s", run_id, error)
+    return turns
+
+
+def _raise_limits() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = NOFILE_WANTED if hard == resource.RLIM_INFINITY else min(NOFILE_WANTED, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        forbid_tracing()
+
+
+def run_from_command_line(root: Path, *, is_ephemeral: bool, children_max: int | None) -> int:
+    """Serves, and turns what can go wrong into one sentence and an exit code."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        return serve(root, is_ephemeral=is_ephemeral, children_max=children_max)
+    except PlanariaError as error:
+        sys.stderr.write(f"planaria: {error}\n")
+        return error.exit_code or EXIT_DATA_DIRECTORY

@@ -1,0 +1,69 @@
+"""What a child gets besides its session: environment, folders, limits. Secrets are never logged."""
+
+import os
+from typing import Any
+
+from planaria.protocol.codec import canonical_bytes
+
+from .blobs import BlobStore
+from .data_directory import DataDirectory
+
+# What a program needs to run at all; everything else is for a workflow to name with env=[...].
+ALLOWED = frozenset(
+    "PATH HOME LANG LANGUAGE LC_ALL LC_CTYPE TZ TMPDIR USER LOGNAME SHELL TERM VIRTUAL_ENV "
+    "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE HTTP_PROXY HTTPS_PROXY NO_PROXY "
+    "http_proxy https_proxy no_proxy XDG_RUNTIME_DIR XDG_CACHE_HOME".split()
+)
+# Provider of a model name -> the variables that its client reads.
+PROVIDER_KEYS = {
+    "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID"),
+    "openai-chat": ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID"),
+    "openai-responses": ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID"),
+    "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"),
+    "google-gla": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+    "google-vertex": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"),
+    "groq": ("GROQ_API_KEY",),
+    "mistral": ("MISTRAL_API_KEY",),
+    "cohere": ("CO_API_KEY",),
+    "deepseek": ("DEEPSEEK_API_KEY",),
+    "openrouter": ("OPENROUTER_API_KEY",),
+    "bedrock": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"),
+}
+
+
+class Outfit:
+    """Makes the specs of blank children and completes the sessions that they get."""
+
+    def __init__(self, directory: DataDirectory, endpoint: str) -> None:
+        self._directory = directory
+        self._endpoint = endpoint
+        self._environment = dict(os.environ)
+
+    def base_environment(self) -> dict[str, str]:
+        """Returns the variables that every child has."""
+        return {name: v for name, v in self._environment.items() if name in ALLOWED}
+
+    def make_spec(self, process_id: str) -> dict[str, Any]:
+        """Returns what a blank child is started with."""
+        return {
+            "endpoint": self._endpoint,
+            "directory": str(self._directory.root),
+            "environment": self.base_environment(),
+            "log_path": str(self._directory.runs / f".{process_id}.log"),
+            "title": f"planaria {process_id}",
+        }
+
+    def equip(self, session: dict[str, Any]) -> None:
+        """Adds what must not stand in the log: the environment that the workflow named."""
+        names = set(session["source"].get("env", ()))
+        for entry in session["models"].values():
+            provider = str(entry.get("model") or "").partition(":")[0]
+            names.update(PROVIDER_KEYS.get(provider, ()))
+        session["environment"] = {
+            name: self._environment[name] for name in sorted(names) if name in self._environment
+        }
+
+    def put_context_away(self, session: dict[str, Any], blobs: BlobStore) -> None:
+        """Moves a context that is too large for a frame to the blob store."""
+        session["contextRef"] = blobs.write(canonical_bytes(session["context"]))
+        session["context"] = None

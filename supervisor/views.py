@@ -1,0 +1,167 @@
+"""Views: what a run or process looks like to people and programs, as JSON. Pure."""
+
+from typing import Any
+
+from planaria.protocol.payloads import write_field
+
+from .run_state import BACKOFF, GroupState, RunState, ScopeState, StepState
+from .system_state import SystemState
+
+STEPS_SHOWN_MAX = 2_000
+
+
+def describe_outcome(run: RunState) -> dict[str, Any]:
+    """Returns how a run stands: status, output or error, usage; what `wait` answers."""
+    outcome: dict[str, Any] = {
+        "runId": run.run_id,
+        "status": run.status,
+        "usage": dict(run.usage),
+        "workflowId": run.admission.get("workflowId"),
+    }
+    if run.status == "completed":
+        outcome.update(write_field("output", run.output))
+    elif run.status in ("failed", "cancelled"):
+        outcome["error"] = run.error
+        outcome["failedStepPath"] = run.failed_step_path
+    elif run.status == "interrupted":
+        outcome["interrupted"] = _describe_unknown(run)
+    return outcome
+
+
+def _describe_unknown(run: RunState) -> list[dict[str, Any]]:
+    return [
+        {
+            "sessionId": session.id,
+            "callId": call.call_id,
+            "stepPath": session.step.path,
+            "toolName": call.tool_name,
+            "effect": call.effect,
+            "idempotencyKey": call.idempotency_key,
+            "dispatchedAt": call.started_at,
+        }
+        for session in run.sessions.values()
+        for call in session.unknown_calls
+    ]
+
+
+def describe_run(run: RunState, system: SystemState | None = None) -> dict[str, Any]:
+    """Returns a run with its steps as a tree; with the processes that serve it, if it is open."""
+    shown: dict[str, Any] = {
+        **describe_outcome(run),
+        "versionId": run.plan.version_id if run.plan else None,
+        "definitionHash": run.admission.get("workflowDefinitionHash"),
+        "inputHash": run.admission.get("inputHash"),
+        "admittedAt": run.admitted_at,
+        "endedAt": run.ended_at or None,
+        "deadline": run.deadline,
+        "cancellationRequested": run.cancellation is not None,
+        "source": run.admission.get("source"),
+        "events": run.sequence,
+        "waitsFor": explain_wait(run),
+        "steps": [],
+    }
+    if run.root is not None:
+        left = [STEPS_SHOWN_MAX]
+        shown["steps"] = _describe_scope(run.root, left, system)
+        shown["stepsLeftOut"] = max(0, -left[0])
+    return shown
+
+
+def _describe_scope(
+    scope: ScopeState, left: list[int], system: SystemState | None
+) -> list[dict[str, Any]]:
+    shown = []
+    for step in scope.steps:
+        left[0] -= 1
+        if left[0] >= 0:
+            shown.append(_describe_step(step, left, system))
+    return shown
+
+
+def _describe_step(
+    step: StepState, left: list[int], system: SystemState | None
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "stepId": step.plan.id,
+        "path": step.path,
+        "uses": step.plan.kind,
+        "status": step.status,
+        "visits": len(step.outputs),
+        "attempt": step.attempt,
+    }
+    if step.error is not None:
+        entry["error"] = step.error
+    if step.due_at is not None:
+        entry["dueAt"] = step.due_at
+    if step.chosen is not None:
+        entry["chosen"] = step.chosen
+    session = step.session
+    if session is not None:
+        entry["session"] = {
+            "sessionId": session.id,
+            "incarnation": session.incarnation,
+            "isLive": session.is_live,
+            "openCalls": [call.tool_name or call.kind for call in session.open_calls.values()],
+        }
+        process = system.processes.get(system.bound.get(session.id, "")) if system else None
+        if process is not None:
+            entry["session"]["pid"] = process.pid
+    if step.group is not None:
+        entry["branches"] = _describe_group(step.group, left, system)
+    return entry
+
+
+def _describe_group(
+    group: GroupState, left: list[int], system: SystemState | None
+) -> dict[str, Any]:
+    done = [status for status, _ in group.results.values()]
+    return {
+        "total": len(group.keys),
+        "completed": done.count("completed"),
+        "failed": done.count("failed"),
+        "live": [
+            {
+                "itemKey": group.keys[index],
+                "path": branch.path,
+                "steps": _describe_scope(branch, left, system),
+            }
+            for index, branch in group.live.items()
+        ],
+    }
+
+
+def explain_wait(run: RunState) -> str | None:
+    """Returns in one sentence what an open run waits for, or None if it has ended."""
+    if run.is_ended:
+        return None
+    if run.status == "interrupted":
+        return (
+            "an effect's outcome is unknown: a person has to look whether it happened; "
+            f"'planaria cancel {run.run_id}' ends the run"
+        )
+    live = [s for s in run.sessions.values() if s.is_live]
+    if live:
+        return f"{len(live)} step(s) running, {len(run.waiting)} waiting for a process"
+    if run.waiting:
+        return f"{len(run.waiting)} step(s) waiting for a process"
+    due = [step.due_at for step in run.backoffs.values() if step.due_at is not None]
+    if due:
+        return f"{len(due)} step(s) in {BACKOFF} until {min(due)} (µs since 1970, UTC)"
+    return "the supervisor: its next round moves it on"
+
+
+def describe_processes(system: SystemState) -> list[dict[str, Any]]:
+    """Returns the living children, in the order of their launch."""
+    return [
+        {
+            "processId": process.id,
+            "pid": process.pid,
+            "kind": process.kind,
+            "status": process.status,
+            "runId": process.run_id,
+            "sessionId": process.session_id,
+            "stepPath": process.step_path or None,
+            "incarnation": process.incarnation,
+        }
+        for process in system.processes.values()
+    ]

@@ -1,0 +1,137 @@
+"""An `ai.generate` step: its model slot, prompt and tools, run by the durable agent loop."""
+
+from typing import Any
+
+from pydantic_ai import Agent, FunctionToolset
+from pydantic_ai import Tool as AgentTool
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.models import Model, infer_model
+
+from planaria.protocol.codec import Json
+from planaria.protocol.errors import UsageError
+from planaria.protocol.findings import Finding
+
+from .agent_effects import METADATA_KEY
+from .agent_loop import TURNS_MAX, run_agent
+from .agent_step import prompt_with_input, run_generate
+from .definitions import Definition, Tool, find_model, find_tool
+from .failures import StepConfigError
+from .journal import Journal
+from .session import Session, StepValues
+
+
+async def run_generate_step(
+    session: Session, values: StepValues, journal: Journal, definition: Definition
+) -> Json:
+    """Returns the step's output.
+
+    Raises:
+        StepConfigError: the slot, its provider or a key is missing, or the agent is set up wrong.
+        StepOutputError: no output fitted the step's schema after the repairs.
+        RecordedError: a tool or the model raised.
+    """
+    asked = session.step["with"]
+    evaluated = {**asked, "prompt": values.evaluate_text(asked["prompt"])}
+    if "instructions" in asked:
+        evaluated["instructions"] = values.evaluate_text(asked["instructions"])
+    step = {**session.step, "with": evaluated}
+    tools = [find_tool(definition, name) for name in asked.get("tools", ())]
+    slot = asked["model"]
+    found = find_model(definition, slot)
+    try:
+        agent = found if isinstance(found, Agent) else getattr(found, "agent", None)
+        if agent is not None:
+            return await _run_own(agent, found, step, tools, session, values.input(), journal)
+        outcome = await run_generate(
+            step,
+            tools,
+            input=values.input(),
+            model=resolve_model(slot, found),
+            journal=journal,
+            session_id=session.id,
+            run_id=session.run_id,
+            on_repair=lambda findings: _note_repair(session, journal, findings),
+        )
+    except UserError as error:
+        raise StepConfigError(message=f"model slot {slot!r}: {error}") from error
+    except UsageError as error:
+        if type(error) is not UsageError:
+            raise
+        raise StepConfigError(message=f"model slot {slot!r}: {error}") from error
+    return outcome.output
+
+
+def resolve_model(slot: str, found: Any) -> Model:
+    """Returns the model of a slot: itself, or the one that its name stands for.
+
+    Raises:
+        StepConfigError: unknown, its provider's package isn't installed, or its key is missing.
+    """
+    if isinstance(found, Model):
+        return found
+    if not isinstance(found, str):
+        raise StepConfigError(
+            message=f"model slot {slot!r} holds a {type(found).__name__}; expected a name such as "
+            "'anthropic:claude-haiku-4-5', a pydantic-ai Model, an Agent or an AgentWorker"
+        )
+    try:
+        return infer_model(found)
+    except (ImportError, UserError, ValueError) as error:
+        raise StepConfigError(message=f"model slot {slot!r} ({found!r}): {error}") from error
+
+
+async def _run_own(
+    agent: Agent[Any, Any],
+    worker: Any,
+    step: dict[str, Any],
+    tools: list[Tool],
+    session: Session,
+    input: Json,
+    journal: Journal,
+) -> Json:
+    """Runs a user's own agent, with the step's tools besides its own."""
+    extra = [FunctionToolset([_agent_tool(tool) for tool in tools], id="step")] if tools else []
+    asked = step["with"]
+    outcome = await run_agent(
+        agent,
+        prompt_with_input(asked["prompt"], input),
+        journal=journal,
+        session_id=session.id,
+        run_id=session.run_id,
+        deps=_make_deps(asked["model"], worker),
+        effects=getattr(worker, "effects", None),
+        extra_toolsets=extra,
+        max_turns=asked.get("maxTurns", TURNS_MAX),
+        instructions=asked.get("instructions"),
+    )
+    return outcome.output
+
+
+def _make_deps(slot: str, worker: Any) -> Any:
+    factory = None if isinstance(worker, Agent) else getattr(worker, "deps", None)
+    if not callable(factory):
+        return factory
+    try:
+        return factory()
+    except Exception as error:
+        # Code of the user's own: whatever it raises, the step can't be carried out.
+        message = f"the deps of model slot {slot!r} can't be made: {type(error).__name__}: {error}"
+        raise StepConfigError(message=message) from error
+
+
+def _agent_tool(tool: Tool) -> AgentTool[Any]:
+    return AgentTool(
+        tool.function,
+        name=tool.name,
+        description=tool.description,
+        metadata={METADATA_KEY: {"effect": tool.effect}},
+    )
+
+
+def _note_repair(session: Session, journal: Journal, findings: list[Finding]) -> None:
+    told = [
+        {"code": f.code, "path": f.path, "message": "" if session.sensitive else f.message}
+        for f in findings
+    ]
+    payload = {"stepPath": session.step_path, "attempt": session.attempt, "findings": told}
+    journal.note("StepRepairAttempted", payload)

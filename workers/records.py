@@ -1,0 +1,76 @@
+"""What a session has on record: its calls by id, rebuilt from the stored events."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from planaria.protocol.events import Event
+
+_OPENING = {
+    "harness.tool_call.started": "tool_call",
+    "harness.model.called": "model",
+    "harness.operation.started": "operation",
+}
+_SUCCESSES = {
+    "harness.tool_call.succeeded": "result",
+    "harness.model.responded": "response",
+    "harness.operation.succeeded": "result",
+}
+_FAILURES = frozenset(
+    {"harness.tool_call.failed", "harness.model.failed", "harness.operation.failed"}
+)
+_ENDING = frozenset({"harness.execute_step.succeeded", "harness.execute_step.failed"})
+
+
+@dataclass(slots=True)
+class Record:
+    """One call: its intent, and its outcome if there is one.
+
+    `field` names where a success holds its value; it is None for a failure.
+    """
+
+    kind: str
+    started: dict[str, Any]
+    outcome: dict[str, Any] | None = None
+    field: str | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """All that the session's earlier processes reported."""
+
+    calls: dict[str, Record]  # by call id
+    notes: Counter[str]  # texts of warnings, and types of other notes, each with its number
+    is_ended: bool = False
+
+
+def read_history(events: Iterable[Event]) -> History:
+    """Returns what is on record.
+
+    A model's failure counts only if something came after it: as the last word of a process it is
+    no decision yet, and the request is made again.
+    """
+    history = History({}, Counter())
+    trailing: str | None = None
+    for event in events:
+        kind, payload = event.type, event.payload
+        if event.incarnation is None or kind == "harness.session.resumed":
+            continue  # by the supervisor, or about the process: nothing that the session did
+        trailing = None
+        if kind in _OPENING:
+            history.calls[payload["callId"]] = Record(_OPENING[kind], payload)
+        elif kind in _SUCCESSES:
+            record = history.calls[payload["callId"]]
+            record.outcome, record.field = payload, _SUCCESSES[kind]
+        elif kind in _FAILURES:
+            history.calls[payload["callId"]].outcome = payload
+            if kind == "harness.model.failed":
+                trailing = payload["callId"]
+        elif kind in _ENDING:
+            history.is_ended = True
+        else:
+            history.notes[payload.get("text", kind)] += 1
+    if trailing is not None:
+        del history.calls[trailing]
+    return history

@@ -1,0 +1,141 @@
+"""One session as it was delivered, and what its step's expressions see."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planaria.protocol.codec import Json
+from planaria.protocol.expression_operations import WORK_MAX, Budget, write_text
+from planaria.protocol.payloads import Ref, load_value
+from planaria.protocol.templates import Template, parse_template
+
+from .blobs import BlobStore
+
+# A child delays nobody but its own step, so it may do more than the supervisor's loop.
+CHILD_WORK_MAX = 10 * WORK_MAX
+TEMPLATES_KEPT_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The content of a Deliver message; `inherited` are results of earlier attempts, by key."""
+
+    id: str
+    incarnation: int
+    run_id: str
+    workflow_id: str
+    version_id: str
+    step_path: str
+    attempt: int
+    started_at: int
+    step: dict[str, Any]
+    context: dict[str, Any]
+    source: dict[str, Any]
+    manifest_hash: str
+    first_sequence: int
+    reported: int
+    has_history: bool
+    inherited: dict[str, Any]
+    sensitive: bool
+
+
+def read_session(delivered: Mapping[str, Any]) -> Session:
+    """Returns the session of a Deliver message."""
+    return Session(
+        id=delivered["sessionId"],
+        incarnation=delivered["incarnation"],
+        run_id=delivered["runId"],
+        workflow_id=delivered["workflowId"],
+        version_id=delivered["versionId"],
+        step_path=delivered["stepPath"],
+        attempt=delivered["attempt"],
+        started_at=delivered["startedAt"],
+        step=delivered["step"],
+        context=delivered["context"],
+        source=delivered["source"],
+        manifest_hash=delivered["manifestHash"],
+        first_sequence=delivered["firstSequence"],
+        reported=delivered["reported"],
+        has_history=delivered["hasHistory"],
+        inherited=delivered["inherited"],
+        sensitive=delivered["sensitive"],
+    )
+
+
+def find_scratch(directory: Path, session: Session) -> Path:
+    """Returns the session's working directory; it is made when somebody asks for it."""
+    return directory / "runs" / session.run_id / "harness" / session.id
+
+
+class StepValues:
+    """The values of a step's fields, for one session."""
+
+    def __init__(self, session: Session, blobs: BlobStore) -> None:
+        self._session = session
+        self._blobs = blobs
+        self._budget = Budget(CHILD_WORK_MAX)
+        self._roots: dict[str, Any] | None = None
+
+    def evaluate(self, value: Json) -> Json:
+        """Returns a field's value with its expressions evaluated.
+
+        Raises:
+            ExpressionError: an operand of a wrong type, or too much work.
+            IntegrityError: a value that it reads is missing in the blob store.
+        """
+        template = _find_template(value)
+        if not template.expressions:
+            return template.evaluate({}, self._budget)
+        if self._roots is None:
+            self._roots = self._make_roots()
+        return template.evaluate(self._roots, self._budget)
+
+    def evaluate_text(self, value: Json) -> str:
+        """Returns a field's value as text: JSON if its one expression gives no text."""
+        found = self.evaluate(value)
+        return found if isinstance(found, str) else write_text(found, self._budget)
+
+    def input(self) -> Json:
+        """Returns the step's input: its own, else the branch's item, else the run's input."""
+        step, context = self._session.step, self._session.context
+        if "input" in step:
+            return self.evaluate(step["input"])
+        return self.unwrap(context["item"] if context["inBranch"] else context["input"])
+
+    def unwrap(self, wrapped: Mapping[str, Any]) -> Json:
+        """Returns the value of {"v": value} or {"r": reference}."""
+        return load_value(
+            wrapped["v"] if "v" in wrapped else Ref(wrapped["r"]), self._blobs.read
+        )
+
+    def _make_roots(self) -> dict[str, Any]:
+        context = self._session.context
+        steps: dict[str, Any] = {}
+        for step_id, entry in context["steps"].items():
+            last = self.unwrap(entry["lastOutput"]) if "lastOutput" in entry else None
+            visits = [self.unwrap(visit) for visit in entry.get("allVisits", ())]
+            steps[step_id] = {"output": last, "lastOutput": last, "allVisits": visits}
+        return {
+            "input": self.unwrap(context["input"]),
+            "item": self.unwrap(context["item"]),
+            "itemKey": context["itemKey"],
+            "steps": steps,
+            "workflow": context["workflow"],
+            "cycle": context["cycle"],
+        }
+
+
+_templates: dict[str, Template] = {}
+
+
+def _find_template(value: Json) -> Template:
+    """Returns the parsed template; texts are kept, for the steps of a process repeat."""
+    if not isinstance(value, str):
+        return parse_template(value)
+    template = _templates.get(value)
+    if template is None:
+        if len(_templates) >= TEMPLATES_KEPT_MAX:
+            _templates.clear()
+        template = _templates[value] = parse_template(value)
+    return template

@@ -1,0 +1,139 @@
+"""The worker: carries one session after another until it is told to stop."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planaria.protocol.limits import GRACE_MS
+from planaria.protocol.messages import Refused
+
+from .blobs import BlobStore
+from .definitions import Definitions
+from .journal import Journal, open_journal
+from .link import ANSWER_SECONDS, Link, Sender
+from .session import Session, StepValues, find_scratch, read_session
+from .steps import Attempt, StepRunner, make_cancellation, make_failure, make_success
+
+EXIT_STOPPED = 0
+EXIT_REFUSED = 3
+# Less than the grace, after which the supervisor kills: the last events have to get there.
+EFFECTS_WAIT_SECONDS = (GRACE_MS - 2_000) / 1_000
+
+
+class Worker:
+    """What one process does; `ended` has its exit code when there is nothing left to do."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        directory: Path,
+        *,
+        definitions: Definitions | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+        effects_wait_seconds: float = EFFECTS_WAIT_SECONDS,
+    ) -> None:
+        """`on_refused` has to end the process: another one carries its session already."""
+        self.link = Link(
+            sender,
+            on_deliver=self._deliver,
+            on_stop=self._stop,
+            on_refused=on_refused or (lambda refused: self._end(EXIT_REFUSED)),
+            answer_seconds=answer_seconds,
+        )
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.steps = StepRunner(definitions or Definitions(directory / "artifacts" / "modules"))
+        self._directory = directory
+        self._blobs = BlobStore(directory / "artifacts" / "blobs")
+        self._effects_wait_seconds = effects_wait_seconds
+        self._session: asyncio.Task[None] | None = None
+        self._journal: Journal | None = None
+        self._next: dict[str, Any] | None = None
+        self._stop_reason: str | None = None
+        self._put_away: asyncio.Task[None] | None = None
+
+    # -- orders ----------------------------------------------------------------------------
+
+    def _deliver(self, delivered: dict[str, Any]) -> None:
+        if self._session is not None:
+            # The commit of the last session's end came in the same frame: it is ending.
+            assert self._next is None, "two sessions were delivered at once"
+            self._next = delivered
+            return
+        self._session = asyncio.get_running_loop().create_task(self._carry(delivered))
+        self._session.add_done_callback(self._finish)
+
+    def _finish(self, session: asyncio.Task[None]) -> None:
+        self._session = self._journal = None
+        if not session.cancelled() and session.exception() is not None:
+            self._fail(session.exception())
+        elif self._stop_reason is not None:
+            self._end(EXIT_STOPPED)
+        elif self._next is not None:
+            delivered, self._next = self._next, None
+            self._deliver(delivered)
+
+    def _stop(self, reason: str) -> None:
+        if self._session is None:
+            self._end(EXIT_STOPPED)
+            return
+        if reason in ("cancel", "timeout"):
+            if self._stop_reason is None:
+                self._stop_reason = reason
+                if self._journal is None:
+                    self._end(EXIT_STOPPED)  # it has reported nothing yet
+                    return
+                self._journal.cancel()
+                self._session.cancel()
+        elif reason == "shutdown":
+            if self._put_away is None:
+                loop = asyncio.get_running_loop()
+                self._put_away = loop.create_task(self._shut_down(self._journal))
+        else:
+            self._stop_reason = self._stop_reason or reason  # after the session, which is ending
+
+    async def _shut_down(self, journal: Journal | None) -> None:
+        """Lets what is in flight end and be recorded; the session goes on in another process."""
+        if journal is not None:
+            journal.close()
+            await journal.drain()
+            await journal.wait_reported()
+        self._end(EXIT_STOPPED)
+
+    def _end(self, code: int) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+    def _fail(self, error: BaseException | None) -> None:
+        if not self.ended.done() and error is not None:
+            self.ended.set_exception(error)
+
+    # -- a session -------------------------------------------------------------------------
+
+    async def _carry(self, delivered: dict[str, Any]) -> None:
+        session = read_session(delivered)
+        scratch = find_scratch(self._directory, session)
+        journal = await open_journal(session, self.link, self._blobs, scratch)
+        self._journal = journal
+        if not journal.is_ended:
+            await self._carry_out(session, journal)
+        await journal.wait_ended()
+        journal.leave()
+
+    async def _carry_out(self, session: Session, journal: Journal) -> None:
+        """Carries out the step and reports its end, after every call of it has been settled."""
+        attempt = Attempt(session, StepValues(session, self._blobs), journal)
+        try:
+            end = make_success(await self.steps.run(attempt))
+        except asyncio.CancelledError:
+            reason = self._stop_reason
+            if reason is None:
+                raise
+            await journal.drain(self._effects_wait_seconds)
+            journal.end(make_cancellation(session, reason))
+            return
+        except Exception as error:
+            end = make_failure(session, error)
+        await journal.drain()
+        journal.end(end)
