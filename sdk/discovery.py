@@ -1,0 +1,139 @@
+"""Finds the supervisor of a data directory, or starts one for the time of a call."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from planaria.protocol.errors import (
+    EXIT_DATA_DIRECTORY,
+    DataDirectoryError,
+    PlanariaError,
+    SupervisorUnavailableError,
+)
+
+from .connection import Connection
+
+DEFAULT_DIRECTORY = ".little-workflow"
+DIRECTORY_VARIABLE = "PLANARIA_DATA_DIR"
+START_SECONDS = 30.0  # a log with a large WAL is read first
+PING_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
+
+
+def find_directory(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the data directory: the argument, PLANARIA_DATA_DIR, or `.little-workflow`."""
+    return Path(data_dir or os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).absolute()
+
+
+def find_supervisor(directory: Path) -> Connection | None:
+    """Returns a link to the living supervisor of a directory, or None if there is none.
+
+    Raises:
+        SupervisorUnavailableError: it lives and doesn't answer.
+    """
+    facts = read_facts(directory)
+    if facts is None:
+        return None
+    try:
+        connection = Connection(str(facts["socket"]), int(facts["pid"]))
+    except SupervisorUnavailableError:
+        return None
+    try:
+        answer = connection.ask("ping", timeout=PING_SECONDS)
+    except SupervisorUnavailableError:
+        connection.close()
+        if _is_alive(int(facts["pid"]), directory):
+            raise SupervisorUnavailableError(
+                message=f"pid {facts['pid']} holds {str(directory)!r} and doesn't answer within "
+                f"{PING_SECONDS:.0f} s (stopped?). 'planaria up --take-over' ends it"
+            ) from None
+        return None
+    if answer["pid"] != facts["pid"] or answer["isStopping"]:
+        connection.close()
+        return None
+    return connection
+
+
+def read_facts(directory: Path) -> Mapping[str, Any] | None:
+    """Returns what the last supervisor wrote of itself, or None."""
+    try:
+        facts = json.loads((directory / "supervisor.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) and "socket" in facts and "pid" in facts else None
+
+
+def start_supervisor(
+    directory: Path, *, is_ephemeral: bool = True, children_max: int | None = None
+) -> Connection:
+    """Starts a supervisor as a process of its own and returns a link to it once it is ready.
+
+    If another one gets the directory first, that one is taken.
+
+    Raises:
+        DataDirectoryError: the directory is unusable; the text says why.
+        SupervisorUnavailableError: none is ready in time.
+    """
+    command = [sys.executable, "-m", "planaria.supervisor", "serve", str(directory)]
+    if is_ephemeral:
+        command.append("--ephemeral")
+    if children_max is not None:
+        command.extend(["--children", str(children_max)])
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C in a terminal reaches the client only
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            facts = read_facts(directory)
+            if facts is not None and (facts["pid"] == process.pid or process.poll() is not None):
+                connection = find_supervisor(directory)
+                if connection is not None:
+                    return connection
+            code = process.poll()
+            if code is not None and not _is_held(directory):
+                raise _start_error(directory, code, errors)
+            time.sleep(_LOOK_SECONDS)
+        raise SupervisorUnavailableError(
+            message=f"none was ready for {str(directory)!r} within {START_SECONDS:.0f} s"
+        )
+
+
+def _start_error(directory: Path, code: int, errors: IO[bytes]) -> PlanariaError:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    text = lines[-1].removeprefix("planaria: ") if lines else f"it ended with code {code}"
+    if code == EXIT_DATA_DIRECTORY:
+        return DataDirectoryError(message=text)
+    return SupervisorUnavailableError(message=f"it ended at its start in {str(directory)!r}: {text}")
+
+
+def _is_held(directory: Path) -> bool:
+    """Says whether somebody else holds the directory's lock: one is starting or ending."""
+    import fcntl
+
+    try:
+        descriptor = os.open(directory / "locks" / "supervisor", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_alive(pid: int, directory: Path) -> bool:
+    return _is_held(directory) and Path(f"/proc/{pid}").exists()
