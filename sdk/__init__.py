@@ -1,0 +1,76 @@
+"""planaria: agent workflows as supervised processes that survive kill -9 and never pay twice.
+
+Names are loaded when they are first used: importing this package imports neither zmq nor pydantic.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .authoring import AgentWorker, Continue, Done, Planner, Workflow
+    from .calls import CallContext, current_call
+    from .client import Client, RunResult
+    from .running import arun, run
+    from .steps import call, code, decision, generate, parallel
+    from .tools import Tool, tool
+
+_PLACES = {
+    "AgentWorker": "authoring",
+    "CallContext": "calls",
+    "Client": "client",
+    "Continue": "authoring",
+    "Done": "authoring",
+    "Planner": "authoring",
+    "RunResult": "client",
+    "Tool": "tools",
+    "Workflow": "authoring",
+    "arun": "running",
+    "call": "steps",
+    "code": "steps",
+    "current_call": "calls",
+    "decision": "steps",
+    "generate": "steps",
+    "parallel": "steps",
+    "run": "running",
+    "tool": "tools",
+}
+_ERRORS = frozenset(
+    "CapabilityDriftError ConflictError DataDirLockedError DataDirectoryError InputSchemaError "
+    "IntegrityError InterruptedEffectError NotFoundError PlanariaError ReplayMismatchError "
+    "RunFailedError RunInputMismatchError RunNotFoundError UsageError UserCodeError "
+    "ValueRefusedError WaitTimeoutError WorkflowInvalidError".split()
+)
+
+__all__ = [
+    "AgentWorker",
+    "CallContext",
+    "Client",
+    "Continue",
+    "Done",
+    "Planner",
+    "RunResult",
+    "Tool",
+    "Workflow",
+    "arun",
+    "call",
+    "code",
+    "current_call",
+    "decision",
+    "generate",
+    "parallel",
+    "run",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _ERRORS:
+        return getattr(importlib.import_module("planaria.protocol.errors"), name)
+    if name not in _PLACES:
+        raise AttributeError(f"module 'planaria' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"planaria.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ERRORS])

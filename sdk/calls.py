@@ -19,13 +19,14 @@ class CallContext:
     step_path: str
     attempt: int
     call_id: str
-    scratch_directory: Path
+    scratch_directory: str
 
     @property
     def scratch(self) -> Path:
         """The session's working directory; a successor finds there what was left half-written."""
-        self.scratch_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self.scratch_directory
+        directory = Path(self.scratch_directory)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return directory
 
 
 CURRENT_CALL: ContextVar[CallContext] = ContextVar("planaria_call")

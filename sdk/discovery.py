@@ -85,6 +85,19 @@ def start_supervisor(
         command.append("--ephemeral")
     if children_max is not None:
         command.extend(["--children", str(children_max)])
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        connection = _start_once(command, directory, deadline)
+        if connection is not None:
+            return connection
+        time.sleep(_LOOK_SECONDS)  # another one had the lock, and is ending or was killed
+    raise SupervisorUnavailableError(
+        message=f"none was ready for {str(directory)!r} within {START_SECONDS:.0f} s"
+    )
+
+
+def _start_once(command: list[str], directory: Path, deadline: float) -> Connection | None:
+    """Returns a link to whoever serves the directory; None if nobody does after all."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -93,20 +106,20 @@ def start_supervisor(
             stderr=errors,
             start_new_session=True,  # Ctrl-C in a terminal reaches the client only
         )
-        deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             facts = read_facts(directory)
-            if facts is not None and (facts["pid"] == process.pid or process.poll() is not None):
+            code = process.poll()
+            if facts is not None and (facts["pid"] == process.pid or code is not None):
                 connection = find_supervisor(directory)
                 if connection is not None:
                     return connection
-            code = process.poll()
             if code is not None and not _is_held(directory):
-                raise _start_error(directory, code, errors)
+                error = _start_error(directory, code, errors)
+                if "is in use by" in str(error) or code < 0:
+                    return None
+                raise error
             time.sleep(_LOOK_SECONDS)
-        raise SupervisorUnavailableError(
-            message=f"none was ready for {str(directory)!r} within {START_SECONDS:.0f} s"
-        )
+    return None
 
 
 def _start_error(directory: Path, code: int, errors: IO[bytes]) -> PlanariaError:

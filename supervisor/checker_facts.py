@@ -84,3 +84,10 @@ def decode_row(row: Row) -> Fact | str:
     if not is_well_formed:
         return "a field of its envelope has a wrong type"
     return Fact(run_id, sequence, kind, at, mono, epoch, session_id, incarnation, payload, row.body)
+
+
+def pack_value(value: Any) -> bytes:
+    """Returns the msgpack bytes of a decoded value, in the order that its maps have."""
+    packed = msgpack.packb(value)
+    assert isinstance(packed, bytes), "msgpack packs into bytes when it has no stream of its own"
+    return packed

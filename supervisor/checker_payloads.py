@@ -7,11 +7,9 @@ This table stands beside protocol/events.py on purpose: whoever changes the form
 from collections.abc import Iterator
 from typing import Any
 
-import msgpack
-
 from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX, FRAME_BYTES_MAX, INLINE_BYTES_MAX
 
-from .checker_facts import Fact
+from .checker_facts import Fact, pack_value
 
 EVENT_BYTES_MAX = 2 * FRAME_BYTES_MAX  # a batch of a child is one frame; the envelope is beside it
 EFFECTS = frozenset({"read", "idempotent", "managed", "once"})
@@ -162,7 +160,7 @@ def _find_excess(fact: Fact, fields: dict[str, tuple[str, bool]]) -> Iterator[tu
             if isinstance(text, str) and len(text) > ERROR_TEXT_CHARS_MAX:
                 yield "I32", f"its error text has {len(text)} characters"
         if kind in "ve" and size > INLINE_BYTES_MAX and value is not None:
-            inline = len(msgpack.packb(value))
+            inline = len(pack_value(value))
             if inline > INLINE_BYTES_MAX:
                 yield "I32", f"{name!r} stands inline with {inline} bytes; its place is a blob"
 

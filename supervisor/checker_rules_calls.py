@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-import msgpack
-
 from planaria.protocol.ids import call_id
 from planaria.protocol.limits import UNACKNOWLEDGED_APPENDS_MAX
 
-from .checker_facts import FAIL_CLOSED, Fact, Report
+from .checker_facts import FAIL_CLOSED, Fact, Report, pack_value
 
 PARALLEL_CALLS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 1  # the one more is the session's own end
 STARTED = frozenset(
@@ -203,4 +201,4 @@ class CallRules:
 
 def _digest_result(payload: dict[str, Any]) -> bytes:
     value = payload.get("result", payload.get("resultRef"))
-    return sha256(msgpack.packb(value)).digest()
+    return sha256(pack_value(value)).digest()

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import msgpack
 
 from planaria.protocol.errors import DataDirectoryError
 from planaria.protocol.limits import BLOB_BYTES_MAX
 
 from .checker import LogChecker, Row, RunSummary, Violation
+from .checker_facts import pack_value
 from .log_schema import PAGE_BYTES as WAL_PAGE_BYTES
 from .wal_check import classify_wal
 
@@ -364,4 +364,4 @@ def _hash_modules(folder: Path) -> str:
     for path in sorted(paths, key=lambda p: p.relative_to(folder).as_posix()):
         digest = sha256(path.read_bytes()).hexdigest()
         rows.append([path.relative_to(folder).as_posix(), digest])
-    return sha256(msgpack.packb(rows)).hexdigest()
+    return sha256(pack_value(rows)).hexdigest()

@@ -56,14 +56,13 @@ class Definitions:
             StepConfigError: what the source names is no workflow.
         """
         key = hash_value(source)
-        found = self._loaded.get(key)
-        if found is None:
-            found = self._load(source)
-            if not hasattr(found, "tools") or not hasattr(found, "models"):
-                entry = source.get("entry")
-                raise StepConfigError(message=f"{entry!r} is a {type(found).__name__}, no Workflow")
-            self._loaded[key] = found
-        return found
+        if key not in self._loaded:
+            loaded = self._load(source)
+            if not hasattr(loaded, "tools") or not hasattr(loaded, "models"):
+                message = f"{source.get('entry')!r} is a {type(loaded).__name__}, no Workflow"
+                raise StepConfigError(message=message)
+            self._loaded[key] = loaded
+        return self._loaded[key]
 
 
 def find_tool(definition: Definition, name: str) -> Tool:
@@ -89,4 +88,3 @@ def find_model(definition: Definition, slot: str) -> Any:
         listed = ", ".join(sorted(definition.models)) or "none"
         raise StepConfigError(message=f"there is no model slot {slot!r}; there are: {listed}")
     return definition.models[slot]
-

@@ -52,7 +52,9 @@ def is_definite(error: BaseException) -> bool:
     A result that can't be recorded counts: its tool has done its work, and would do it again.
     """
     names = {kind.__name__ for kind in _DEFINITE}
-    return isinstance(error, _DEFINITE) or (isinstance(error, RecordedError) and error.name in names)
+    return isinstance(error, _DEFINITE) or (
+        isinstance(error, RecordedError) and error.name in names
+    )
 
 
 def _find_cause(error: BaseException) -> str:

@@ -7,15 +7,13 @@ same. Calls are found by their position, whatever the order in which they arrive
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from planaria.calls import CURRENT_CALL, CallContext
-from planaria.protocol.codec import Json, canonical_bytes, hash_bytes, hash_value, sort_keys
+from planaria.protocol.codec import Json, hash_value, sort_keys
 from planaria.protocol.effects import make_idempotency_key
-from planaria.protocol.errors import RecordedError, ReplayMismatchError, shorten
-from planaria.protocol.events import decode_event
+from planaria.protocol.errors import ProtocolError, RecordedError, shorten
 from planaria.protocol.ids import call_id
 from planaria.protocol.limits import INLINE_BYTES_MAX
 from planaria.protocol.payloads import Ref, load_value, read_field, split_payload
@@ -23,21 +21,17 @@ from planaria.protocol.values import check_json
 
 from . import trace
 from .blobs import BlobStore
+from .comparison import check_call, describe_difference, is_same, read_args, refuse_args
 from .failures import describe_call_error
 from .link import Link, Report, Reports
-from .records import History, Record, read_history
+from .outcomes import NOT_BEGUN, Body, Outcome, make_outcome, make_tool_intent, run_body
+from .records import History, Record, resume_session
 from .session import Session
 
-Body = Callable[[], Awaitable[Json]]
-Outcome = tuple[Json, dict[str, Any] | None]  # the value, or None and the error
 # What ends the session together with the outcome of a call, in one append.
 Ending = Callable[[Json, dict[str, Any] | None], Report]
 
 FAIL_CLOSED = frozenset({"once", "managed"})
-_NOT_BEGUN = {
-    "name": "Cancelled",
-    "message": "the session was cancelled before the call began",
-}
 
 
 class Journal:
@@ -48,7 +42,7 @@ class Journal:
         session: Session,
         reports: Reports,
         blobs: BlobStore,
-        scratch: Path,
+        scratch: str,
         history: History | None = None,
     ) -> None:
         self._session = session
@@ -95,8 +89,8 @@ class Journal:
         call = call_id(self._session.id, position)
         record = self._history.calls.get(call)
         if record is not None:
-            self._compare(record, "tool_call", position, f"tool {tool_name!r}", tool_name)
-            self._compare_args(record, position, tool_name, args)
+            check_call(self._session.id, position, record, "tool_call", tool_name)
+            self._check_args(record, position, tool_name, args)
             if record.outcome is not None:
                 return self._release(record)
             key = str(record.started["idempotencyKey"])
@@ -104,28 +98,16 @@ class Journal:
         else:
             args = sort_keys(args)
             key = self._make_key(tool_name, args)
-            started: dict[str, Any] = {
-                "callId": call,
-                "position": position,
-                "caller": caller,
-                "toolName": tool_name,
-                "args": args,
-                "effect": effect,
-                "idempotencyKey": key,
-            }
-            if turn is not None:
-                started["turn"] = turn
-            if call_index is not None:
-                started["callIndex"] = call_index
+            started = make_tool_intent(
+                call, position, caller, tool_name, args, effect, key, turn, call_index
+            )
             await self._wait_open()
             inherited = None if effect == "read" else self._session.inherited.get(key)
             if inherited is not None:
                 return await self._inherit(call, started, inherited, ending)
             self._open("harness.tool_call.started", started, linger=effect == "read")
         context = self._describe_call(call, key)
-        return await self._perform(
-            "tool_call", call, body, effect, ending=ending, context=context
-        )
+        return await self._perform("tool_call", call, body, effect, ending=ending, context=context)
 
     async def request_model(
         self, *, position: str, turn: int, request: Json, settings: Json, body: Body
@@ -138,9 +120,10 @@ class Journal:
         """
         call = call_id(self._session.id, position)
         record = self._history.calls.get(call)
+        check_json([request, settings], path="$.request")
         request_hash = hash_value(request)
         if record is not None:
-            self._compare(record, "model", position, "a model request")
+            check_call(self._session.id, position, record, "model")
             if record.started["requestHash"] != request_hash:
                 self._warn_of_request(position, record, request)
             if record.outcome is not None:
@@ -168,7 +151,7 @@ class Journal:
         call = call_id(self._session.id, position)
         record = self._history.calls.get(call)
         if record is not None:
-            self._compare(record, "operation", position, f"operation {name!r}", name)
+            check_call(self._session.id, position, record, "operation", name)
             if record.outcome is not None:
                 return self._release(record)
         else:
@@ -206,6 +189,11 @@ class Journal:
     def is_ended(self) -> bool:
         """Says whether the end of the step has been reported."""
         return self._ended_at is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Says whether the end of the step is on disk."""
+        return self._ended_at is not None and self._reports.is_committed(self._ended_at)
 
     # -- stopping --------------------------------------------------------------------------
 
@@ -301,18 +289,25 @@ class Journal:
         trace.hit("C6")
         value, error = None, None
         if self._is_cancelled:
-            error = dict(_NOT_BEGUN)
+            error = dict(NOT_BEGUN)
         else:
             if context is not None:
                 CURRENT_CALL.set(context)
-            value, error = await _run(body)
-        reports = [_make_outcome(kind, call, value, error, turn)]
+            value, error = await run_body(body)
+        reports = [make_outcome(kind, call, value, error, turn)]
         if ending is not None and self._ended_at is None and not self._is_cancelled:
             reports.append(ending(value, error))
         trace.hit("C9")
-        number = self._append(reports)
+        try:
+            number = self._append(reports)
+        except ProtocolError as refused:
+            # Larger than a blob may be: the tool has done its work all the same.
+            value, error = None, describe_call_error(refused)
+            reports = [make_outcome(kind, call, value, error, turn)]
+            number = self._append(reports)
         if len(reports) == 2:
             self._ended_at = number
+            self._reports.flush()  # nothing follows that could travel with it
         await self._reports.wait_committed(number)
         trace.hit("C12")
         return value, error
@@ -378,121 +373,30 @@ class Journal:
         elif not self._is_closed and self._ended_at is None:
             self._append([(kind, payload)])
 
-    # -- replay ----------------------------------------------------------------------------
+    def _check_args(self, record: Record, position: str, tool_name: str, args: Json) -> None:
+        recorded = read_args(record)
+        if not is_same(recorded, args):
+            difference = self._describe_difference(recorded, args)
+            refuse_args(self._session.id, position, tool_name, difference)
 
-    def _compare(
-        self, record: Record, kind: str, position: str, asked: str, name: str | None = None
-    ) -> None:
-        known = record.started.get("toolName", record.started.get("name"))
-        if record.kind != kind or (name is not None and known != name):
-            what = {"tool_call": "tool", "operation": "operation"}.get(record.kind)
-            recorded = "a model request" if what is None else f"{what} {known!r}"
-            self._refuse(position, recorded, asked)
-
-    def _compare_args(self, record: Record, position: str, tool_name: str, args: Json) -> None:
-        recorded = read_field(record.started, "args")
-        asked = canonical_bytes(args)
-        if isinstance(recorded, Ref):
-            if recorded.fields["sha256"] == hash_bytes(asked):
-                return
-        elif canonical_bytes(recorded) == asked:
-            return
-        difference = find_difference(self._load(recorded), args)
-        self._refuse(position, f"tool {tool_name!r}, {difference[0]}", difference[1])
-
-    def _refuse(self, position: str, recorded: str, asked: str) -> NoReturn:
-        raise ReplayMismatchError(
-            session_id=self._session.id, position=position, recorded=recorded, asked=asked
-        )
+    def _describe_difference(self, recorded: Json | Ref, asked: Json) -> str:
+        sensitive = self._session.sensitive
+        return describe_difference(self._load(recorded), asked, sensitive=sensitive)
 
     def _warn_of_request(self, position: str, record: Record, request: Json) -> None:
         if self._has_warned:
             return
         self._has_warned = True
-        before, now = find_difference(self._load(read_field(record.started, "messages")), request)
+        recorded = read_field(record.started, "messages")
         self.warn(
             f"the model request at {position} differs from the recorded one, whose response is "
-            f"used: {before}, now {now}. A prompt that changes by itself (a clock, an unordered "
-            "set) also loses the provider's prompt cache"
+            f"used: {self._describe_difference(recorded, request)}. A prompt that changes by "
+            "itself (a clock, an unordered set) also loses the provider's prompt cache"
         )
 
 
-async def open_journal(
-    session: Session, link: Link, blobs: BlobStore, scratch: Path
-) -> Journal:
+async def open_journal(session: Session, link: Link, blobs: BlobStore, scratch: str) -> Journal:
     """Returns the journal of a delivered session, with what its earlier processes recorded."""
     reports = link.open_reports(session.id, session.incarnation, session.reported)
-    if not session.has_history:
-        return Journal(session, reports, blobs, scratch)
-    bodies = await link.read_history(
-        session.id, session.incarnation, session.first_sequence - 1
-    )
-    resumed = {
-        "incarnation": session.incarnation,
-        "manifestHash": session.manifest_hash,
-        "replayedEvents": len(bodies),
-        "digest": hash_bytes(b"".join(bodies)),
-    }
-    reports.append([("harness.session.resumed", resumed)])
-    history = read_history(decode_event(body) for body in bodies)
+    history = await resume_session(session, link, reports) if session.has_history else None
     return Journal(session, reports, blobs, scratch, history)
-
-
-async def _run(body: Body) -> Outcome:
-    """Returns what a body gave or raised; whatever it raised, for a tool may raise anything.
-
-    Only a cancellation of this task itself goes on.
-    """
-    try:
-        trace.hit("C7")
-        value = await body()
-        trace.hit("C8")
-        check_json(value)
-        return sort_keys(value), None
-    except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        return None, describe_call_error(error)
-
-
-def _make_outcome(
-    kind: str, call: str, value: Json, error: dict[str, Any] | None, turn: int | None
-) -> Report:
-    payload: dict[str, Any] = {"callId": call}
-    if kind == "model":
-        payload["turn"] = turn
-    if error is not None:
-        return f"harness.{kind}.failed", {**payload, "error": error}
-    if kind != "model":
-        return f"harness.{kind}.succeeded", {**payload, "result": value}
-    facts = value if isinstance(value, dict) else {}
-    counts = facts.get("usage") or {}
-    usage = {name: count for name, count in counts.items() if type(count) is int}
-    payload.update(response=value, usage={"requests": 1, **usage}, model=facts.get("model_name"))
-    return "harness.model.responded", payload
-
-
-def find_difference(recorded: Json, asked: Json, path: str = "$") -> tuple[str, str]:
-    """Returns the first place at which two values differ, as text: in the one, in the other."""
-    if isinstance(recorded, dict) and isinstance(asked, dict):
-        for key in sorted(recorded.keys() | asked.keys()):
-            where = f"{path}.{key}"
-            if key not in recorded:
-                return f"{where} missing", f"{where} = {_show(asked[key])}"
-            if key not in asked:
-                return f"{where} = {_show(recorded[key])}", f"{where} missing"
-            if canonical_bytes(recorded[key]) != canonical_bytes(asked[key]):
-                return find_difference(recorded[key], asked[key], where)
-    if isinstance(recorded, list) and isinstance(asked, list):
-        for index, (one, other) in enumerate(zip(recorded, asked, strict=False)):
-            if canonical_bytes(one) != canonical_bytes(other):
-                return find_difference(one, other, f"{path}[{index}]")
-        if len(recorded) != len(asked):
-            return f"{path} has {len(recorded)} items", f"{path} has {len(asked)}"
-    return f"{path} = {_show(recorded)}", f"{path} = {_show(asked)}"
-
-
-def _show(value: Json) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -19,6 +19,7 @@ from planaria.protocol.messages import (
     HistoryPage,
     ReadHistory,
     Refused,
+    Reply,
     Stop,
     decode_trusted,
     encode_frame,
@@ -50,12 +51,14 @@ class Reports:
         incarnation: int,
         reported: int,
         *,
+        on_failed: Callable[[ProtocolError], None],
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         """`reported` of the session's events are on disk, from earlier incarnations too."""
         self._sender = sender
         self._session_id = session_id
         self._incarnation = incarnation
+        self._on_failed = on_failed
         self._answer_seconds = answer_seconds
         self._loop = asyncio.get_running_loop()
         self._events: deque[list[Any]] = deque()  # not known to be on disk, sent ones first
@@ -83,11 +86,27 @@ class Reports:
             if self._flush_handle is not None:
                 self._flush_handle.cancel()
             if linger:
-                self._flush_handle = self._loop.call_later(LINGER_SECONDS, self._flush)
+                self._flush_handle = self._loop.call_later(LINGER_SECONDS, self.flush)
             else:
-                self._flush_handle = self._loop.call_soon(self._flush)
+                self._flush_handle = self._loop.call_soon(self.flush)
                 self._flushes_now = True
         return self.last
+
+    def flush(self) -> None:
+        """Sends now what was given."""
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        self._flush_handle, self._flushes_now = None, False
+        fresh = [
+            self._events[index] for index in range(self._sent - self._known, len(self._events))
+        ]
+        if fresh and len(self._frames) < UNACKNOWLEDGED_APPENDS_MAX:
+            self._send(fresh)
+            self._watch(self._answer_seconds)
+
+    def is_committed(self, number: int) -> bool:
+        """Says whether the events up to this number are on disk."""
+        return number <= self._known
 
     async def wait_committed(self, number: int) -> None:
         """Waits until the events up to this number are on disk."""
@@ -117,7 +136,7 @@ class Reports:
         while self._frames and self._frames[0] <= upto:
             self._frames.popleft()
         if self._sent < self.last and not self._flushes_now:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         """Stops the timers; nothing may be pending."""
@@ -134,31 +153,23 @@ class Reports:
                 future.set_result(None)
         self._waiters = kept
 
-    def _flush(self) -> None:
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
-        self._flush_handle, self._flushes_now = None, False
-        fresh = [
-            self._events[index] for index in range(self._sent - self._known, len(self._events))
-        ]
-        if fresh and len(self._frames) < UNACKNOWLEDGED_APPENDS_MAX:
-            self._send(fresh)
-            self._watch(self._answer_seconds)
-
     def _send(self, events: list[list[Any]]) -> None:
         """Sends the events that follow those sent, in one frame unless they are too large."""
         message = Append(self._session_id, self._incarnation, self._sent, events)
-        frame = encode_frame([message])
+        try:
+            frame = encode_frame([message])
+        except (TypeError, ValueError, OverflowError) as error:
+            self._on_failed(ProtocolError(message=f"{events[0][0]} can't be sent: {error}"))
+            return
         if len(frame) > APPEND_BYTES_MAX and len(events) > 1:
             half = len(events) // 2
             self._send(events[:half])
             self._send(events[half:])
             return
         if len(frame) > FRAME_BYTES_MAX:
-            raise ProtocolError(
-                message=f"an event {events[0][0]} of {len(frame)} bytes; at most "
-                f"{FRAME_BYTES_MAX} can be sent"
-            )
+            text = f"an event {events[0][0]} of {len(frame)} bytes; at most {FRAME_BYTES_MAX}"
+            self._on_failed(ProtocolError(message=f"{text} can be sent"))
+            return
         self._sent += len(events)
         self._frames.append(self._sent)
         self._sender.send(frame)
@@ -198,13 +209,18 @@ class Link:
         on_deliver: Callable[[dict[str, Any]], None],
         on_stop: Callable[[str], None],
         on_refused: Callable[[Refused], None],
+        on_failed: Callable[[ProtocolError], None],
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """`on_refused` ends the process at once: another process may act in its place already."""
+        """Both `on_refused` and `on_failed` end the process.
+
+        At once after a refusal: another process may act in its place already.
+        """
         self._sender = sender
         self._on_deliver = on_deliver
         self._on_stop = on_stop
         self._on_refused = on_refused
+        self._on_failed = on_failed
         self._answer_seconds = answer_seconds
         self._session_id = ""
         self._reports: Reports | None = None
@@ -215,7 +231,12 @@ class Link:
         """Returns the reports of the session that this process carries now."""
         self._session_id = session_id
         self._reports = Reports(
-            self._sender, session_id, incarnation, reported, answer_seconds=self._answer_seconds
+            self._sender,
+            session_id,
+            incarnation,
+            reported,
+            on_failed=self._on_failed,
+            answer_seconds=self._answer_seconds,
         )
         return self._reports
 
@@ -234,8 +255,11 @@ class Link:
                     self._on_stop(message.reason)
                 case Refused():
                     self._on_refused(message)
+                case Reply():
+                    # A frame of ours was unreadable; the same one would be so again.
+                    self._on_failed(ProtocolError(message=str((message.error or {}).get("fields"))))
                 case _:
-                    raise ProtocolError(message=f"a child got {type(message).__name__}")
+                    raise AssertionError(f"a child got {type(message).__name__}")
 
     async def read_history(self, session_id: str, incarnation: int, after: int) -> list[bytes]:
         """Returns the stored bodies of the session's events whose run sequence is over `after`."""

@@ -70,7 +70,7 @@ class _DrainingSender:
 
     def send(self, frame: bytes) -> None:
         self._channel.send(frame)
-        if not self._is_scheduled:
+        if self._channel.has_frames() and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self.drain)
 

@@ -5,7 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from planaria.protocol.events import Event
+from planaria.protocol.codec import hash_bytes
+from planaria.protocol.events import Event, decode_event
+
+from .link import Link, Reports
+from .session import Session
 
 _OPENING = {
     "harness.tool_call.started": "tool_call",
@@ -43,6 +47,19 @@ class History:
     calls: dict[str, Record]  # by call id
     notes: Counter[str]  # texts of warnings, and types of other notes, each with its number
     is_ended: bool = False
+
+
+async def resume_session(session: Session, link: Link, reports: Reports) -> History:
+    """Returns what earlier processes of the session recorded, and reports the take-over."""
+    bodies = await link.read_history(session.id, session.incarnation, session.first_sequence - 1)
+    resumed = {
+        "incarnation": session.incarnation,
+        "manifestHash": session.manifest_hash,
+        "replayedEvents": len(bodies),
+        "digest": hash_bytes(b"".join(bodies)),
+    }
+    reports.append([("harness.session.resumed", resumed)])
+    return read_history(decode_event(body) for body in bodies)
 
 
 def read_history(events: Iterable[Event]) -> History:

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from planaria.protocol.codec import Json
+from planaria.protocol.codec import Json, pack
 from planaria.protocol.expression_operations import WORK_MAX, Budget, write_text
 from planaria.protocol.payloads import Ref, load_value
 from planaria.protocol.templates import Template, parse_template
@@ -15,6 +14,7 @@ from .blobs import BlobStore
 # A child delays nobody but its own step, so it may do more than the supervisor's loop.
 CHILD_WORK_MAX = 10 * WORK_MAX
 TEMPLATES_KEPT_MAX = 1_000
+TEMPLATE_BYTES_KEPT = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,14 @@ class Session:
     has_history: bool
     inherited: dict[str, Any]
     sensitive: bool
+    environment: dict[str, str]
 
 
-def read_session(delivered: Mapping[str, Any]) -> Session:
-    """Returns the session of a Deliver message."""
+def read_session(delivered: Mapping[str, Any], blobs: BlobStore) -> Session:
+    """Returns the session of a Deliver message; a large context stands in the blob store."""
+    context = delivered["context"]
+    if context is None:
+        context = load_value(Ref(delivered["contextRef"]), blobs.read)
     return Session(
         id=delivered["sessionId"],
         incarnation=delivered["incarnation"],
@@ -52,7 +56,7 @@ def read_session(delivered: Mapping[str, Any]) -> Session:
         attempt=delivered["attempt"],
         started_at=delivered["startedAt"],
         step=delivered["step"],
-        context=delivered["context"],
+        context=context,
         source=delivered["source"],
         manifest_hash=delivered["manifestHash"],
         first_sequence=delivered["firstSequence"],
@@ -60,12 +64,13 @@ def read_session(delivered: Mapping[str, Any]) -> Session:
         has_history=delivered["hasHistory"],
         inherited=delivered["inherited"],
         sensitive=delivered["sensitive"],
+        environment=delivered.get("environment") or {},
     )
 
 
-def find_scratch(directory: Path, session: Session) -> Path:
+def find_scratch(directory: str, session: Session) -> str:
     """Returns the session's working directory; it is made when somebody asks for it."""
-    return directory / "runs" / session.run_id / "harness" / session.id
+    return f"{directory}/runs/{session.run_id}/harness/{session.id}"
 
 
 class StepValues:
@@ -105,9 +110,7 @@ class StepValues:
 
     def unwrap(self, wrapped: Mapping[str, Any]) -> Json:
         """Returns the value of {"v": value} or {"r": reference}."""
-        return load_value(
-            wrapped["v"] if "v" in wrapped else Ref(wrapped["r"]), self._blobs.read
-        )
+        return load_value(wrapped["v"] if "v" in wrapped else Ref(wrapped["r"]), self._blobs.read)
 
     def _make_roots(self) -> dict[str, Any]:
         context = self._session.context
@@ -126,16 +129,17 @@ class StepValues:
         }
 
 
-_templates: dict[str, Template] = {}
+_templates: dict[bytes, Template] = {}
 
 
 def _find_template(value: Json) -> Template:
-    """Returns the parsed template; texts are kept, for the steps of a process repeat."""
-    if not isinstance(value, str):
-        return parse_template(value)
-    template = _templates.get(value)
+    """Returns the parsed template; small ones are kept, for the steps of a process repeat."""
+    key = pack(value)
+    template = _templates.get(key)
     if template is None:
-        if len(_templates) >= TEMPLATES_KEPT_MAX:
-            _templates.clear()
-        template = _templates[value] = parse_template(value)
+        template = parse_template(value)
+        if len(key) <= TEMPLATE_BYTES_KEPT:
+            if len(_templates) >= TEMPLATES_KEPT_MAX:
+                _templates.clear()
+            _templates[key] = template
     return template

@@ -125,9 +125,7 @@ class StepRunner:
         from .generate_step import run_generate_step
 
         definition = self._definitions.find(attempt.session.source)
-        return await run_generate_step(
-            attempt.session, attempt.values, attempt.journal, definition
-        )
+        return await run_generate_step(attempt.session, attempt.values, attempt.journal, definition)
 
 
 async def _perform_nothing() -> Json:

@@ -24,9 +24,7 @@ class ToolRunner:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="planaria-tool")
 
-    async def run(
-        self, tool: Tool, arguments: Mapping[str, Any], *, quiet: bool = False
-    ) -> Json:
+    async def run(self, tool: Tool, arguments: Mapping[str, Any], *, quiet: bool = False) -> Json:
         """Returns the tool's result as JSON; `arguments` are typed already.
 
         What the tool raises is printed, unless `quiet`: the log keeps its name and text only.

@@ -1,10 +1,12 @@
 """The worker: carries one session after another until it is told to stop."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from planaria.protocol.errors import ProtocolError
 from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import Refused
 
@@ -40,6 +42,7 @@ class Worker:
             on_deliver=self._deliver,
             on_stop=self._stop,
             on_refused=on_refused or (lambda refused: self._end(EXIT_REFUSED)),
+            on_failed=self._fail,
             answer_seconds=answer_seconds,
         )
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -49,7 +52,6 @@ class Worker:
         self._effects_wait_seconds = effects_wait_seconds
         self._session: asyncio.Task[None] | None = None
         self._journal: Journal | None = None
-        self._next: dict[str, Any] | None = None
         self._stop_reason: str | None = None
         self._put_away: asyncio.Task[None] | None = None
 
@@ -57,22 +59,22 @@ class Worker:
 
     def _deliver(self, delivered: dict[str, Any]) -> None:
         if self._session is not None:
-            # The commit of the last session's end came in the same frame: it is ending.
-            assert self._next is None, "two sessions were delivered at once"
-            self._next = delivered
-            return
+            # The commit of the last session's end came just before: its task may be ending still.
+            assert self._journal is not None and self._journal.is_settled, "two sessions at once"
+            self._session.remove_done_callback(self._finish)
+            self._journal.leave()
+        self._journal = None
         self._session = asyncio.get_running_loop().create_task(self._carry(delivered))
         self._session.add_done_callback(self._finish)
 
     def _finish(self, session: asyncio.Task[None]) -> None:
+        if self._journal is not None:
+            self._journal.leave()
         self._session = self._journal = None
         if not session.cancelled() and session.exception() is not None:
             self._fail(session.exception())
         elif self._stop_reason is not None:
             self._end(EXIT_STOPPED)
-        elif self._next is not None:
-            delivered, self._next = self._next, None
-            self._deliver(delivered)
 
     def _stop(self, reason: str) -> None:
         if self._session is None:
@@ -112,19 +114,26 @@ class Worker:
     # -- a session -------------------------------------------------------------------------
 
     async def _carry(self, delivered: dict[str, Any]) -> None:
-        session = read_session(delivered)
-        scratch = find_scratch(self._directory, session)
+        session = read_session(delivered, self._blobs)
+        scratch = find_scratch(str(self._directory), session)
         journal = await open_journal(session, self.link, self._blobs, scratch)
         self._journal = journal
         if not journal.is_ended:
             await self._carry_out(session, journal)
         await journal.wait_ended()
-        journal.leave()
+
+    def _outfit(self, session: Session) -> None:
+        """Gives the process what its run names: variables, the folder it was admitted from."""
+        os.environ.update(session.environment)
+        folder = session.source.get("cwd")
+        if folder is not None and os.path.isdir(folder):
+            os.chdir(folder)
 
     async def _carry_out(self, session: Session, journal: Journal) -> None:
         """Carries out the step and reports its end, after every call of it has been settled."""
         attempt = Attempt(session, StepValues(session, self._blobs), journal)
         try:
+            self._outfit(session)
             end = make_success(await self.steps.run(attempt))
         except asyncio.CancelledError:
             reason = self._stop_reason
@@ -136,4 +145,7 @@ class Worker:
         except Exception as error:
             end = make_failure(session, error)
         await journal.drain()
-        journal.end(end)
+        try:
+            journal.end(end)
+        except ProtocolError as error:  # an output that is larger than a blob may be
+            journal.end(make_failure(session, error))

@@ -133,6 +133,8 @@ class World:
         self.answers: list[Answer] = []
         self.lossy = False
         self.hold: Callable[[str], bool] | None = None
+        # (step path, attempt, {"args"|"prompt": …}) -> result, in place of the tools and models.
+        self.answer: Callable[[str, int, Any], Any] | None = None
         self.supervisor_crashes = 0
         self._start()
 
@@ -432,8 +434,15 @@ def run_session(world: World, child: Child) -> Any:
             started[event.payload["callId"]] = event.payload
         elif event.type in ("harness.tool_call.succeeded", "harness.tool_call.failed"):
             outcomes[event.payload["callId"]] = event
+        elif event.type == "harness.model.called":
+            started[event.payload["callId"]] = event.payload
+        elif event.type == "harness.model.responded":
+            outcomes[event.payload["callId"]] = event
     roots = read_roots(world, spec["context"])
     step = spec["step"]
+    if step["uses"] == "ai.generate":
+        yield from generate(world, child, append, committed, started, outcomes)
+        return
     if step["uses"] == "code.run":
         calls = [(name, {"n": i}) for i, name in enumerate(step["with"].get("tools", []))]
     else:
@@ -499,7 +508,7 @@ def run_session(world: World, child: Child) -> Any:
         world.ledger.note(tool, call, key, args)
         yield None
         try:
-            result = world.tools[tool](args)
+            result = answer_call(world, spec, tool, args)
         except Exception as error:
             told = {"name": type(error).__name__, "message": str(error)}
             yield append(
@@ -512,7 +521,50 @@ def run_session(world: World, child: Child) -> Any:
         yield from committed()
         results.append(result)
     output = results if step["uses"] == "code.run" else results[-1]
+    if world.answer is not None and not calls:
+        output = world.answer(spec["stepPath"], spec["attempt"], {})
     yield append(["harness.execute_step.succeeded", {"output": output}])
+    yield from committed()
+
+
+def answer_call(world: World, spec: dict[str, Any], tool: str, args: Any) -> Any:
+    if world.answer is not None:
+        return world.answer(spec["stepPath"], spec["attempt"], {"args": args})
+    return world.tools[tool](args)
+
+
+def generate(
+    world: World, child: Child, append: Any, committed: Any, started: Any, outcomes: Any
+) -> Any:
+    """Carries a step with a model: one request, whose answer is the step's output."""
+    spec = child.session
+    roots = read_roots(world, spec["context"])
+    asked = {"prompt": parse_template(spec["step"]["with"]["prompt"]).evaluate(roots)}
+    call = call_id(spec["sessionId"], "m0")
+    if call in outcomes:
+        result = outcomes[call].payload["response"]
+    else:
+        if call not in started:
+            number = {"callId": call, "position": "m0", "turn": 0}
+            request = {"requestHash": hash_value(asked), "messages": asked, "settings": {}}
+            yield append(["harness.model.called", {**number, **request}])
+        world.ledger.note("model", call, call, asked)
+        yield None
+        assert world.answer is not None, "a world without answers has no model"
+        try:
+            result = world.answer(spec["stepPath"], spec["attempt"], asked)
+        except RuntimeError as error:
+            told = {"name": type(error).__name__, "message": str(error)}
+            yield append(
+                ["harness.model.failed", {"callId": call, "turn": 0, "error": told}],
+                ["harness.execute_step.failed", {"error": step_error(str(error))}],
+            )
+            yield from committed()
+            return
+        usage = {"inputTokens": 3, "outputTokens": 5}
+        done = {"callId": call, "turn": 0, "response": result, "usage": usage, "model": "sim"}
+        yield append(["harness.model.responded", done])
+    yield append(["harness.execute_step.succeeded", {"output": result}])
     yield from committed()
 
 

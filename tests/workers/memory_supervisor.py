@@ -275,7 +275,11 @@ def call_step(tool: str, args: Any = None, **fields: Any) -> dict[str, Any]:
 
 
 def code_step(source: str, *tools: str, **fields: Any) -> dict[str, Any]:
-    return {"id": "s", "uses": "code.run", "with": {"source": source, "tools": list(tools)}} | fields
+    return {
+        "id": "s",
+        "uses": "code.run",
+        "with": {"source": source, "tools": list(tools)},
+    } | fields
 
 
 class Process:
@@ -337,4 +341,3 @@ def carry(
 
     asyncio.run(run())
     return log
-
