@@ -114,7 +114,7 @@ def check_payload(kind: str, payload: object) -> None:
 
 
 # Fields that may grow: where one is over the inline limit, its blob form `<name>Ref` stands there.
-VALUE_FIELDS = frozenset("input output result args response messages error".split())
+VALUE_FIELDS = frozenset("input output result args response messages".split())
 
 
 def _fields(text: str) -> tuple[frozenset[str], frozenset[str]]:

@@ -305,6 +305,10 @@ def _settle_session(
     session = run.sessions[owed[1]]
     assert session.finish is not None
     outcome, value, _ = session.finish
+    if run.cancellation is None and any(
+        call.effect in FAIL_CLOSED for call in session.open_calls.values()
+    ):
+        return _hold_session(run, owed, detail, now, library)
     drafts = close_calls(run, session, "its session ended before its outcome was recorded")
     if outcome == "succeeded":
         problem = check_output(session.step.plan, library.value(value))

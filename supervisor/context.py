@@ -55,15 +55,15 @@ def pack_context(run: RunState, step: StepState) -> dict[str, Any]:
         wanted = members[step_id]
         entry: dict[str, Any] = {}
         if wanted - {"allVisits"}:
-            entry["lastOutput"] = _wrap(found.outputs[count - 1] if count else None)
+            entry["lastOutput"] = wrap_value(found.outputs[count - 1] if count else None)
         if wanted - {"lastOutput", "output"}:
-            entry["allVisits"] = [_wrap(value) for value in found.outputs[:count]]
+            entry["allVisits"] = [wrap_value(value) for value in found.outputs[:count]]
         steps[step_id] = entry
     needs_input = "input" in roots or (not in_branch and "input" not in step.plan.document)
     needs_item = in_branch and ("item" in roots or "input" not in step.plan.document)
     return {
-        "input": _wrap(run.input if needs_input else None),
-        "item": _wrap(item if needs_item else None),
+        "input": wrap_value(run.input if needs_input else None),
+        "item": wrap_value(item if needs_item else None),
         "itemKey": item_key,
         "inBranch": in_branch,
         "steps": steps,
@@ -92,5 +92,6 @@ def _describe_run(run: RunState) -> dict[str, Json]:
     }
 
 
-def _wrap(value: Value) -> dict[str, Any]:
+def wrap_value(value: Value) -> dict[str, Any]:
+    """Returns a value as {"v": value} or {"r": blob reference}."""
     return {"r": value.fields} if isinstance(value, Ref) else {"v": value}

@@ -20,6 +20,7 @@ from .log_schema import DATABASE_NAME
 
 SOCKET_PATH_BYTES_MAX = 100  # sockaddr_un holds 107; ZeroMQ and a suffix of ours need some
 JSON_BYTES_MAX = 1 << 20
+SUPERVISOR_LOG_NAME = "supervisor.log"
 
 # flock and shared memory, on which lock and log stand, hold on one machine only.
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -28,7 +29,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 _TOP_LEVEL = frozenset(
-    "events artifacts runs memory locks outer-loops supervisor.json supervisor.sock".split()
+    "events artifacts runs memory locks outer-loops supervisor.json supervisor.sock "
+    f"{SUPERVISOR_LOG_NAME} {SUPERVISOR_LOG_NAME}.1".split()
 )
 _NOT_FOREIGN = frozenset({"lost+found", ".gitignore"})
 _VALUABLE = ("artifacts", "runs", "memory", "outer-loops")

@@ -6,7 +6,6 @@ that isn't on disk.
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +33,13 @@ from .kernel import Kernel
 from .kernel_messages import AdmitRun, Answer, CancelRun, KernelMessage
 from .library import BlobLibrary
 from .run_state import RunState
-from .views import describe_outcome, describe_processes, describe_run
+from .views import (
+    describe_event,
+    describe_outcome,
+    describe_processes,
+    describe_row,
+    describe_run,
+)
 
 EVENTS_PER_REPLY_MAX = 1_000
 CLIENTS_MAX = 1_000
@@ -150,17 +155,11 @@ class Desk:
         status = arguments.get("status")
         self._reply_later(
             client,
-            lambda: [
-                {
-                    "runId": row.run_id,
-                    "status": row.status,
-                    "workflowId": row.workflow_id,
-                    "admittedAt": row.admitted_at,
-                    "endedAt": row.ended_at,
-                }
-                for row in self._log.list_runs(limit, status)
-            ],
+            lambda: [describe_row(row) for row in self._log.list_runs(limit, status)],
         )
+
+    def _count_runs(self, client: Client, arguments: dict[str, Any]) -> None:
+        self._reply_later(client, self._log.count_runs)
 
     def _read_events(self, client: Client, arguments: dict[str, Any]) -> None:
         """Answers at once if there are events after `after`, else when the run has more."""
@@ -227,6 +226,7 @@ class Desk:
         "wait_run": _wait_run,
         "get_run": _get_run,
         "list_runs": _list_runs,
+        "count_runs": _count_runs,
         "read_events": _read_events,
         "list_processes": _list_processes,
         "ping": _ping,
@@ -297,24 +297,3 @@ class Desk:
         for _, event in self._log.read_run(run_id):
             fold(run, event, self._library)
         return run if run.sequence else None
-
-
-def describe_event(position: int, event: Event) -> dict[str, Any]:
-    """Returns an event as people and programs see it; `at` also as text."""
-    seconds, micros = divmod(event.at, 1_000_000)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    shown: dict[str, Any] = {
-        "position": position,
-        "runId": event.run_id,
-        "sequence": event.sequence,
-        "schemaVersion": event.schema_version,
-        "type": event.type,
-        "at": f"{stamp}.{micros:06d}Z",
-        "epoch": event.epoch,
-        "payload": event.payload,
-    }
-    if event.session_id is not None:
-        shown["sessionId"] = event.session_id
-    if event.incarnation is not None:
-        shown["incarnation"] = event.incarnation
-    return shown

@@ -108,6 +108,10 @@ class LogReading:
         """Returns the rows of the runs, newest first, of one status if it is given."""
         return [RunRow(*row) for row in self._rows(schema.SELECT_RUN_ROWS, (status, limit))]
 
+    def count_runs(self) -> dict[str, int]:
+        """Returns how many runs there are of each status."""
+        return dict(self._rows(schema.SELECT_RUN_COUNTS))
+
     def run_ids(self) -> Iterator[str]:
         """Yields the id of every run that has an event, sorted; read from the events themselves."""
         run_id: str | None = ""

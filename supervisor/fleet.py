@@ -8,12 +8,14 @@ a successor is bound within one round of the loop.
 """
 
 from collections import Counter
+from typing import Any
 
+from planaria.protocol.effects import strip_attempts
 from planaria.protocol.events import Draft
 from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import Deliver, Stop
 
-from .context import pack_context
+from .context import pack_context, wrap_value
 from .decide import kind_of
 from .kernel_messages import Action, Kill, Launch, Send
 from .run_state import Now, RunState, SessionState
@@ -129,10 +131,19 @@ def make_delivery(run: RunState, session: SessionState) -> Deliver:
             "lastSequence": session.last_sequence,
             "reported": session.reported,
             "hasHistory": session.incarnation > 1,
-            "inherited": dict(step.inherited) if session.incarnation == 1 else {},
+            "inherited": _pack_performed(run, session),
             "sensitive": step.plan.sensitive,
         }
     )
+
+
+def _pack_performed(run: RunState, session: SessionState) -> dict[str, Any]:
+    """Returns the results that earlier attempts recorded under their keys, wrapped as a context's.
+
+    Also for a resumed session: what it has itself recorded it finds by position before by key.
+    """
+    performed = run.performed.get(strip_attempts(session.step.path), {})
+    return {key: wrap_value(value) for key, value in performed.items()}
 
 
 def release(system: SystemState, session_id: str, reported: int, failed: bool, now: Now) -> None:

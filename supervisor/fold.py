@@ -132,7 +132,7 @@ def _complete_step(run: RunState, event: Event, library: Library) -> None:
     step.status = COMPLETED
     step.attempt = 0
     step.error = None
-    step.inherited, step.kept = {}, {}
+    step.kept = {}
     chosen = event.payload.get("chosen")
     if step.plan.kind == "decision":
         step.chosen = chosen
@@ -172,6 +172,7 @@ def _fail_step(run: RunState, event: Event, library: Library) -> None:
     step.scope.running -= 1
     run.steps.pop(path)
     run.groups.pop(path, None)
+    step.group = None  # or the halt below would owe the end of a group that has ended
     fail_scope(run, step.scope, error, path)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from planaria.protocol.effects import strip_attempts
 from planaria.protocol.events import Event
 from planaria.protocol.payloads import read_field
 
@@ -69,10 +70,10 @@ def _end_process(run: RunState, event: Event, library: Library) -> None:
     session.is_live = False
     if event.payload["reason"] not in UNCOUNTED:
         session.crashes.append((event.epoch, event.mono))
-    if session.finish is not None or session.is_held:
-        return
     if run.cancellation is not None:
         run.owe("close_session", session.id, detail=run.error)
+        return
+    if session.finish is not None or session.is_held:
         return
     once = [c.call_id for c in session.open_calls.values() if c.effect in FAIL_CLOSED]
     if once:
@@ -125,7 +126,9 @@ def _close_call(run: RunState, event: Event, library: Library) -> None:
             for name, count in event.payload["usage"].items():
                 counted[name] = counted.get(name, 0) + count
     elif event.type == "harness.tool_call.succeeded" and call.effect != "read":
-        session.step.inherited[call.idempotency_key] = read_field(event.payload, "result")
+        path = strip_attempts(session.step.path)
+        result = read_field(event.payload, "result")
+        run.performed.setdefault(path, {})[call.idempotency_key] = result
 
 
 def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
@@ -140,6 +143,7 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
     run.timed.pop(session.step.path, None)
     if not any(c.effect in FAIL_CLOSED for c in session.open_calls.values()):
         run.owed.pop(("hold_session", session.id), None)
+        run.owed.pop(("settle_session", session.id), None)
         run.owe("interrupt")
 
 

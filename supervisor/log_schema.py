@@ -75,6 +75,7 @@ SELECT_RUN_ROWS = (
     "SELECT run_id, status, workflow_id, admitted_at, ended_at FROM runs "
     "WHERE ?1 IS NULL OR status = ?1 ORDER BY rowid DESC LIMIT ?2"
 )
+SELECT_RUN_COUNTS = "SELECT status, count(*) FROM runs GROUP BY status ORDER BY status"
 UPSERT_RUN = (
     "INSERT INTO runs(run_id, status, workflow_id, admitted_at, ended_at) VALUES(?, ?, ?, ?, ?) "
     "ON CONFLICT(run_id) DO UPDATE SET status = excluded.status, "

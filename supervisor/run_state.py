@@ -105,7 +105,6 @@ class StepState:
     session: SessionState | None = None
     group: "GroupState | None" = None
     context: tuple[tuple[str, "StepState", int], ...] = ()  # (id, step, visible visits)
-    inherited: dict[str, Value] = field(default_factory=dict)  # key -> recorded success
     kept: dict[str, tuple[str, Value]] = field(default_factory=dict)  # branches of an attempt
 
     @property
@@ -183,6 +182,9 @@ class RunState:
     backoffs: dict[str, StepState] = field(default_factory=dict)
     timed: dict[str, StepState] = field(default_factory=dict)  # running ones with a timeout
     usage: dict[str, int] = field(default_factory=dict)
+    # Recorded successes of effects that aren't `read`, by step path without attempts, then by
+    # key: a later attempt, of the step or of a group around it, is handed them.
+    performed: dict[str, dict[str, Value]] = field(default_factory=dict)
 
     @property
     def is_ended(self) -> bool:

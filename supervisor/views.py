@@ -1,13 +1,17 @@
 """Views: what a run or process looks like to people and programs, as JSON. Pure."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from planaria.protocol.events import Event
 from planaria.protocol.payloads import write_field
 
+from .run_rows import RunRow
 from .run_state import BACKOFF, GroupState, RunState, ScopeState, StepState
 from .system_state import SystemState
 
 STEPS_SHOWN_MAX = 2_000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def describe_outcome(run: RunState) -> dict[str, Any]:
@@ -165,3 +169,34 @@ def describe_processes(system: SystemState) -> list[dict[str, Any]]:
         }
         for process in system.processes.values()
     ]
+
+
+def describe_event(position: int, event: Event) -> dict[str, Any]:
+    """Returns an event as people and programs see it; `at` also as text."""
+    instant = EPOCH + timedelta(microseconds=event.at)
+    shown: dict[str, Any] = {
+        "position": position,
+        "runId": event.run_id,
+        "sequence": event.sequence,
+        "schemaVersion": event.schema_version,
+        "type": event.type,
+        "at": instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "epoch": event.epoch,
+        "payload": event.payload,
+    }
+    if event.session_id is not None:
+        shown["sessionId"] = event.session_id
+    if event.incarnation is not None:
+        shown["incarnation"] = event.incarnation
+    return shown
+
+
+def describe_row(row: RunRow) -> dict[str, Any]:
+    """Returns a run as lists show it."""
+    return {
+        "runId": row.run_id,
+        "status": row.status,
+        "workflowId": row.workflow_id,
+        "admittedAt": row.admitted_at,
+        "endedAt": row.ended_at,
+    }

@@ -62,9 +62,7 @@ def measure_steps(saver: SqliteSaver, runs: int, steps: int) -> dict[str, float]
     run_graph(graph, state, "warm", steps)
     with ThreadPoolExecutor(runs) as pool:
         begin = time.perf_counter()
-        futures = [
-            pool.submit(run_graph, graph, state, f"run_{k}", steps) for k in range(runs)
-        ]
+        futures = [pool.submit(run_graph, graph, state, f"run_{k}", steps) for k in range(runs)]
         outputs = [future.result()["n"] for future in futures]
         seconds = time.perf_counter() - begin
     assert outputs == [steps] * runs, outputs[:3]

@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 from cpu_times import CpuWatch
+
 from planaria.client import Client
 from planaria.snapshot import make_source, store_snapshot, take_snapshot
 
@@ -173,9 +174,7 @@ def main() -> None:
     with open_bench(arguments.directory, arguments.profile) as bench:
         assert psutil.pid_exists(bench.process.pid)
         if arguments.what == "steps":
-            result = measure_steps(
-                bench, arguments.runs, arguments.steps, with_cpu=arguments.cpu
-            )
+            result = measure_steps(bench, arguments.runs, arguments.steps, with_cpu=arguments.cpu)
         else:
             result = measure_kills(bench, arguments.directory, arguments.kills)
     print(json.dumps(result))

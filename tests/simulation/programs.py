@@ -106,3 +106,26 @@ def code_step() -> dict[str, Any]:
         },
         call("b", needs=["code"], args={"r": "{{ steps.code.output }}"}),
     )
+
+
+def retried_group() -> dict[str, Any]:
+    """A mail in each branch, then a step that fails, with a retry of the whole group."""
+    return document(
+        {
+            "id": "each",
+            "uses": "parallel",
+            "retry": {"maxAttempts": 3, "delay": "10ms"},
+            "with": {
+                "items": [1],
+                "itemKey": "{{ item }}",
+                "maxBranches": 2,
+                "maxConcurrency": 1,
+                "failureMode": "fail_fast",
+                "fanIn": {"order": "input"},
+            },
+            "steps": [
+                call("mail", "mail", {"n": "{{ item }}"}),
+                call("flaky", "flaky", {"n": 1}, needs=["mail"]),
+            ],
+        }
+    )

@@ -44,3 +44,14 @@ def test_program_runs_to_its_output(name):
     state = world.state()
     assert state.status == "completed", state.error
     assert state.output == expected
+
+
+def test_effect_is_performed_once_over_the_attempts_of_its_group():
+    world = World(make_tools(), effects={"mail": "once"})
+
+    world.admit(programs.retried_group(), {})
+    world.run()
+
+    assert world.state().status == "completed"
+    mails = [key for tool, _, key, _ in world.ledger.executions if tool == "mail"]
+    assert len(mails) == 1

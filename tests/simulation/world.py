@@ -489,7 +489,7 @@ def run_session(world: World, child: Child) -> Any:
             if effect != "read":
                 yield from committed()
         if effect != "read" and key in spec["inherited"]:
-            results.append(spec["inherited"][key])
+            results.append(spec["inherited"][key]["v"])
             yield append(["harness.tool_call.succeeded", {"callId": call, "result": results[-1]}])
             continue
         while world.hold is not None and world.hold(tool):

@@ -1,0 +1,71 @@
+"""Looks at a data directory without a supervisor: its log is opened for reading only."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from planaria.protocol.errors import NotFoundError, RunNotFoundError
+from planaria.protocol.ids import check_id
+from planaria.protocol.limits import RUNS_LISTED_MAX
+
+from .blobs import BlobStore
+from .data_directory import DataDirectory
+from .event_reader import EventReader
+from .fold import fold
+from .library import BlobLibrary
+from .run_state import RunState
+from .views import describe_event, describe_row, describe_run
+
+
+class OfflineLog:
+    """What clients may ask a supervisor for, answered from the log itself."""
+
+    def __init__(self, reader: EventReader, blobs: BlobStore) -> None:
+        self._reader = reader
+        self._library = BlobLibrary(blobs)
+
+    def show_run(self, run_id: str) -> dict[str, Any]:
+        """Returns a run as a supervisor would show it, without processes: there are none."""
+        self._check_run(run_id)
+        run = RunState(run_id)
+        for _, event in self._reader.read_run(run_id):
+            fold(run, event, self._library)
+        return describe_run(run)
+
+    def read_events(self, run_id: str, after: int) -> Iterator[dict[str, Any]]:
+        """Yields the events of a run behind a sequence, in their order."""
+        self._check_run(run_id)
+        for position, event in self._reader.read_run(run_id, after=after):
+            yield describe_event(position, event)
+
+    def list_runs(self, limit: int, status: str | None) -> list[dict[str, Any]]:
+        """Returns the newest runs first."""
+        rows = self._reader.list_runs(max(0, min(limit, RUNS_LISTED_MAX)), status)
+        return [describe_row(row) for row in rows]
+
+    def count_runs(self) -> dict[str, int]:
+        """Returns how many runs there are of each status."""
+        return self._reader.count_runs()
+
+    def _check_run(self, run_id: str) -> None:
+        if not self._reader.run_exists(check_id(run_id, "run id")):
+            raise RunNotFoundError(run_id=run_id)
+
+
+@contextmanager
+def open_log(root: Path) -> Iterator[OfflineLog]:
+    """Gives the log of a data directory for reading.
+
+    Raises:
+        NotFoundError: there is no such directory.
+        DataDirectoryError: it holds no event log, or one that can't be read.
+    """
+    if not root.exists():
+        raise NotFoundError(message=f"there is no data directory {str(root)!r}")
+    directory = DataDirectory(root)
+    reader = EventReader.open(directory.database)
+    try:
+        yield OfflineLog(reader, BlobStore(directory.blobs))
+    finally:
+        reader.close()
