@@ -245,6 +245,11 @@ def error_to_wire(error: PlanariaError) -> dict[str, Any]:
     return {"class": type(error).__name__, "fields": error.fields}
 
 
+def describe_error(error: PlanariaError) -> dict[str, Any]:
+    """Returns the error as people's programs see it: {class, message, and its fields}."""
+    return {"class": type(error).__name__, **error.fields, "message": str(error)}
+
+
 def error_from_wire(wire: Mapping[str, Any]) -> PlanariaError:
     """Returns the error that `error_to_wire` was given; an unknown class becomes the root."""
     known = _classes(PlanariaError)

@@ -78,7 +78,8 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(message=f"the workflow file {str(path)!r} can't be read: {error}") from error
+        message = f"the workflow file {str(path)!r} can't be read: {error}"
+        raise UsageError(message=message) from error
     try:
         if path.suffix.lower() == ".json":
             document = json.loads(text)

@@ -10,7 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planaria.protocol.errors import EXIT_DATA_DIRECTORY, PlanariaError, error_to_wire
+from planaria.protocol.errors import (
+    EXIT_DATA_DIRECTORY,
+    PlanariaError,
+    describe_error,
+    error_to_wire,
+)
 
 
 def main() -> int:
@@ -158,8 +163,7 @@ def _read(arguments: argparse.Namespace) -> int:
 
 def _refuse(error: PlanariaError, as_json: bool) -> int:
     if as_json:
-        shown = {"class": type(error).__name__, "message": str(error), **error.fields}
-        _write({"error": {**shown, "message": str(error)}})
+        _write({"error": describe_error(error)})
     else:
         sys.stderr.write(f"planaria: {error}\n")
     return error.exit_code

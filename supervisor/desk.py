@@ -4,6 +4,7 @@ An answer goes out after the commit of the round in which it was asked, so that 
 that isn't on disk.
 """
 
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -171,8 +172,8 @@ class Desk:
             "limit": min(int(arguments.get("limit", 200)), EVENTS_PER_REPLY_MAX),
         }
         run = self._kernel.system.runs.get(run_id)
-        has_ended = run is None or run.is_ended
-        if not arguments.get("follow") or has_ended or run.sequence > wanted["after"]:
+        is_quiet = run is not None and not run.is_ended and run.sequence <= wanted["after"]
+        if not arguments.get("follow") or not is_quiet:
             self._reply_later(client, lambda: self._page(run_id, wanted))
         else:
             self._followers.setdefault(run_id, []).append((client, wanted))
@@ -245,7 +246,7 @@ class Desk:
                     run = self._find(event.run_id)
                     self._replies.append((client, describe_outcome(run), None))
             for client, wanted in self._followers.pop(event.run_id, ()):
-                self._reply_later(client, lambda r=event.run_id, w=wanted: self._page(r, w))
+                self._reply_later(client, functools.partial(self._page, event.run_id, wanted))
 
     def note_answer(self, answer: Answer) -> None:
         """Takes an answer of the kernel."""
@@ -259,8 +260,8 @@ class Desk:
             except PlanariaError as error:
                 self._replies.append((client, None, error))
         self._later.clear()
-        for (identity, number), result, error in self._replies:
-            wire = error_to_wire(error) if error is not None else None
+        for (identity, number), result, refusal in self._replies:
+            wire = error_to_wire(refusal) if refusal is not None else None
             send(identity, Reply(number, result, wire, True))
         self._replies.clear()
 

@@ -122,6 +122,11 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def sqlite_version() -> str:
+    """Returns the version of the SQLite that apsw carries ("3.54.1")."""
+    return str(apsw.sqlite_lib_version())
+
+
 class TracingVFS(apsw.VFS):
     """SQLite's own VFS, which also tells `trace` of the moments before a file is synced.
 

@@ -44,8 +44,8 @@ from .kernel import Kernel, Turn
 from .kernel_messages import (
     Answer,
     HistoryAsked,
-    Kill,
     KernelMessage,
+    Kill,
     Launch,
     LaunchFailed,
     ProcessEnded,

@@ -5,8 +5,10 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from planaria.protocol.errors import EXIT_DATA_DIRECTORY, EXIT_DONE, PlanariaError
 from planaria.protocol.ids import SYSTEM_RUN_ID, derive_id
@@ -42,8 +44,19 @@ NOFILE_WANTED = 8_192  # libzmq aborts the process when it can't accept for want
 logger = logging.getLogger(__name__)
 
 
-def serve(root: Path, *, is_ephemeral: bool = False, children_max: int | None = None) -> int:
+OnReady = Callable[[dict[str, Any]], None]
+
+
+def serve(
+    root: Path,
+    *,
+    is_ephemeral: bool = False,
+    children_max: int | None = None,
+    on_ready: OnReady | None = None,
+) -> int:
     """Runs the supervisor of a data directory until it is asked to end; returns the exit code.
+
+    `on_ready` is told its facts (pid, epoch, socket, …) when clients may come.
 
     Raises:
         DataDirectoryError: unusable, in use by another supervisor, or damaged.
@@ -60,7 +73,7 @@ def serve(root: Path, *, is_ephemeral: bool = False, children_max: int | None = 
     blobs = BlobStore(directory.blobs, trace)
     storage = Storage(directory, log, blobs)
     try:
-        code = _serve(storage, faults, is_ephemeral, children_max)
+        code = _serve(storage, faults, is_ephemeral, children_max, on_ready)
     finally:
         log.close()
         lock.release()
@@ -68,7 +81,11 @@ def serve(root: Path, *, is_ephemeral: bool = False, children_max: int | None = 
 
 
 def _serve(
-    storage: Storage, faults: Faults, is_ephemeral: bool, children_max: int | None
+    storage: Storage,
+    faults: Faults,
+    is_ephemeral: bool,
+    children_max: int | None,
+    on_ready: OnReady | None,
 ) -> int:
     directory, log = storage.directory, storage.log
     library = BlobLibrary(storage.blobs)
@@ -95,18 +112,21 @@ def _serve(
         "epoch": system.epoch,
         "version": version("planaria"),
         "directory": str(directory.root),
+        "isEphemeral": is_ephemeral,
     }
     desk = Desk(kernel, log, library, storage.blobs, facts)
-    loop = Loop(
-        kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral
-    )
+    loop = Loop(kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral)
     children.start()
     try:
         started = {name: facts[name] for name in ("supervisorId", "pid", "epoch", "version")}
         loop.record("SupervisorStarted", started)
         faults.hit("S3")
         loop.recover(_recover(kernel, storage, library))
-        write_supervisor_json(directory, {**facts, "socket": str(socket_path)})
+        facts["socket"] = str(socket_path)
+        write_supervisor_json(directory, facts)
+        logger.info("ready: pid %d serves %r", os.getpid(), str(directory.root))
+        if on_ready is not None:
+            on_ready(facts)
         reason = loop.run()
         faults.hit("S15")
     finally:
@@ -144,7 +164,9 @@ def _raise_limits() -> None:
         forbid_tracing()
 
 
-def run_from_command_line(root: Path, *, is_ephemeral: bool, children_max: int | None) -> int:
+def run_from_command_line(
+    root: Path, *, is_ephemeral: bool, children_max: int | None, on_ready: OnReady | None = None
+) -> int:
     """Serves, and turns what can go wrong into one sentence and an exit code."""
     logging.basicConfig(
         level=logging.INFO,
@@ -152,7 +174,7 @@ def run_from_command_line(root: Path, *, is_ephemeral: bool, children_max: int |
         stream=sys.stderr,
     )
     try:
-        return serve(root, is_ephemeral=is_ephemeral, children_max=children_max)
+        return serve(root, is_ephemeral=is_ephemeral, children_max=children_max, on_ready=on_ready)
     except PlanariaError as error:
         sys.stderr.write(f"planaria: {error}\n")
         return error.exit_code or EXIT_DATA_DIRECTORY

@@ -31,7 +31,12 @@ class OfflineLog:
         run = RunState(run_id)
         for _, event in self._reader.read_run(run_id):
             fold(run, event, self._library)
-        return describe_run(run)
+        shown = describe_run(run)
+        if not run.is_ended and run.status != "interrupted":
+            shown["waitsFor"] = (
+                f"a supervisor, and none runs: 'planaria resume {run_id}' starts one"
+            )
+        return shown
 
     def read_events(self, run_id: str, after: int) -> Iterator[dict[str, Any]]:
         """Yields the events of a run behind a sequence, in their order."""

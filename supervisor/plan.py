@@ -111,7 +111,9 @@ def _make_scope(
 ) -> ScopePlan:
     graph = build_graph([_make_node(step) for step in steps])
     on_loop = frozenset().union(*(loop.members for loop in graph.loops))
-    plans = tuple(_make_step(index, step, index in on_loop, lock) for index, step in enumerate(steps))
+    plans = tuple(
+        _make_step(index, step, index in on_loop, lock) for index, step in enumerate(steps)
+    )
     output_index = graph.ids.index(output_step) if output_step else None
     return ScopePlan(steps=plans, graph=graph, output_step=output_index)
 
@@ -126,9 +128,7 @@ def _make_node(step: dict[str, Any]) -> Node:
     return Node(step["id"], tuple(step.get("needs", ())), is_decision, targets)
 
 
-def _make_step(
-    index: int, step: dict[str, Any], on_loop: bool, lock: dict[str, Any]
-) -> StepPlan:
+def _make_step(index: int, step: dict[str, Any], on_loop: bool, lock: dict[str, Any]) -> StepPlan:
     kind = step["uses"]
     arguments = step.get("with", {})
     output = step.get("output", {})

@@ -82,9 +82,7 @@ def _describe_scope(
     return shown
 
 
-def _describe_step(
-    step: StepState, left: list[int], system: SystemState | None
-) -> dict[str, Any]:
+def _describe_step(step: StepState, left: list[int], system: SystemState | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "stepId": step.plan.id,
         "path": step.path,

@@ -24,7 +24,7 @@ from .blobs import BlobStore
 from .comparison import check_call, describe_difference, is_same, read_args, refuse_args
 from .failures import describe_call_error
 from .link import Link, Report, Reports
-from .outcomes import NOT_BEGUN, Body, Outcome, make_outcome, make_tool_intent, run_body
+from .outcomes import HIDDEN, NOT_BEGUN, Body, Outcome, make_outcome, make_tool_intent, run_body
 from .records import History, Record, resume_session
 from .session import Session
 
@@ -238,11 +238,10 @@ class Journal:
         inline_bytes_max = -1 if self._session.sensitive else INLINE_BYTES_MAX
         ready: list[Report] = []
         for kind, payload in reports:
-            if kind != "harness.execute_step.failed":  # the supervisor reads its error
-                payload, data = split_payload(payload, inline_bytes_max=inline_bytes_max)
-                for blob in data:
-                    self._blobs.write(blob)
-            ready.append((kind, payload))
+            split, data = split_payload(payload, inline_bytes_max=inline_bytes_max)
+            for blob in data:
+                self._blobs.write(blob)
+            ready.append((kind, split))
         return self._reports.append(ready, linger=linger)
 
     async def _perform(
@@ -294,6 +293,8 @@ class Journal:
             if context is not None:
                 CURRENT_CALL.set(context)
             value, error = await run_body(body)
+        if error is not None and self._session.sensitive:
+            error["message"] = HIDDEN  # errors stand inline, and their texts quote values
         reports = [make_outcome(kind, call, value, error, turn)]
         if ending is not None and self._ended_at is None and not self._is_cancelled:
             reports.append(ending(value, error))

@@ -14,6 +14,7 @@ from .link import Report
 Body = Callable[[], Awaitable[Json]]
 Outcome = tuple[Json, dict[str, Any] | None]  # the value; or None, and the error
 
+HIDDEN = "the step is sensitive: what its errors say is not recorded"
 NOT_BEGUN = {
     "name": "Cancelled",
     "message": "the session was cancelled before the call began",

@@ -15,6 +15,7 @@ from .definitions import Definitions, find_tool
 from .failures import StepConfigError, describe_step_error, make_step_error
 from .journal import Journal
 from .link import Report
+from .outcomes import HIDDEN
 from .session import Session, StepValues
 from .tool_calls import ToolRunner, bind_arguments
 
@@ -150,8 +151,7 @@ def make_cancellation(session: Session, reason: str) -> Report:
 
 def _make_failure(session: Session, error: dict[str, Any]) -> Report:
     if session.sensitive:
-        # The supervisor reads this error, so it stands inline: without what the step worked on.
-        error = {**error, "message": "the step is sensitive: its calls' errors are in the log"}
+        error = {**error, "message": HIDDEN}
     return "harness.execute_step.failed", {"error": error}
 
 

@@ -88,7 +88,9 @@ def skip() -> dict[str, Any]:
         call("b"),
         call("c", needs=["b"], args={"from": "c"}),
         call("d", args={"from": "d"}),
-        call("e", needs=["c", "d"], args={"c": "{{ steps.c.output }}", "d": "{{ steps.d.output }}"}),
+        call(
+            "e", needs=["c", "d"], args={"c": "{{ steps.c.output }}", "d": "{{ steps.d.output }}"}
+        ),
     )
 
 

@@ -78,7 +78,7 @@ def test_every_prefix_of_the_log_is_a_state_from_which_the_run_ends(name):
     quiet = undisturbed(name)
     for length in range(2, len(quiet.log)):
         world, _ = start(name)
-        failed = sum(e.type == "harness.tool_call.failed" for e in quiet.events()[: length])
+        failed = sum(e.type == "harness.tool_call.failed" for e in quiet.events()[:length])
         world.tools = make_tools(failures=2 - failed)
         world.library = quiet.library
         world.log = quiet.log[:length]

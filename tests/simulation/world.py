@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import canonical_bytes, hash_bytes, hash_jcs, hash_value, unpack
 from planaria.protocol.effects import make_idempotency_key
 from planaria.protocol.events import Event, decode_event, encode_event
 from planaria.protocol.ids import call_id
-from planaria.protocol.blobs import blob_ref
 from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Stop
 from planaria.protocol.payloads import Ref, load_value
 from planaria.protocol.templates import parse_template

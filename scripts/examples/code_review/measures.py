@@ -1,12 +1,14 @@
 """Measures a Python file by its syntax tree."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
 
 LINE_CHARS_MAX = 100
+NOTE_TO_DO = re.compile(r"#.*\b(TODO|FIXME|XXX)\b")
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.match_case)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -43,7 +45,7 @@ def measure_file(path: Path) -> Measures:
     numbered = list(enumerate(lines, start=1))
     found = Measures(
         lines=len(lines),
-        notes_to_do=[number for number, line in numbered if "TODO" in line or "XXX" in line],
+        notes_to_do=[number for number, line in numbered if NOTE_TO_DO.search(line)],
         long_lines=[number for number, line in numbered if len(line) > LINE_CHARS_MAX],
     )
     try:

@@ -21,6 +21,7 @@ from planaria import Workflow, current_call, tool
 from planaria.steps import call, code, decision, generate, parallel
 
 FILES_MAX = 500
+BRANCHES_AT_ONCE = 6
 SOURCE_CHARS_MAX = 60_000  # what a model is given of one file: about 15,000 tokens
 VISITS_MAX = 4
 SECTIONS_MAX = 12  # files of which the report tells the points
@@ -220,7 +221,7 @@ def make_branch() -> list[dict[str, Any]]:
             "write",
             model="reviewer",
             prompt=REVIEW_PROMPT,
-            tools=["read_source", "measure"],
+            tools=[read_source, measure],
             input={
                 "path": "{{ item.path }}",
                 "visit": "{{ size(steps.write.allVisits) }}",
@@ -228,7 +229,7 @@ def make_branch() -> list[dict[str, Any]]:
                 "earlier": "{{ steps.write.lastOutput.points }}",
             },
             output={"mode": "object", "schema": REVIEW_SCHEMA},
-            maxVisits=VISITS_MAX,
+            max_visits=VISITS_MAX,
         ),
         generate(
             "judge",
@@ -237,7 +238,7 @@ def make_branch() -> list[dict[str, Any]]:
             prompt=VERDICT_PROMPT,
             input={"file": "{{ item.key }}", "review": "{{ steps.write.lastOutput }}"},
             output={"mode": "object", "schema": VERDICT_SCHEMA},
-            maxVisits=VISITS_MAX,
+            max_visits=VISITS_MAX,
         ),
         decision(
             "gate",
@@ -254,7 +255,7 @@ def make_branch() -> list[dict[str, Any]]:
         ),
         call(
             "conclude",
-            "conclude_review",
+            conclude_review,
             needs=["gate"],
             args={
                 "file": "{{ item }}",
@@ -276,22 +277,22 @@ def make_workflow(model: str | None) -> Workflow:
         tools=[list_files, read_source, measure, conclude_review, render_report],
         env=[MODEL_VARIABLE, PATH_VARIABLE, *(n for n in PROVIDER_VARIABLES if n in os.environ)],
         steps=[
-            call("files", "list_files", args={"folders": "{{ input.folders }}"}),
+            call("files", list_files, args={"folders": "{{ input.folders }}"}),
             parallel(
                 "review",
                 needs=["files"],
                 items="{{ steps.files.output }}",
-                itemKey="{{ item.key }}",
-                maxBranches=FILES_MAX,
-                maxConcurrency=6,
-                failureMode="all_settled",
-                fanIn={"order": "input", "outputStep": "conclude"},
+                item_key="{{ item.key }}",
+                max_branches=FILES_MAX,
+                max_concurrency=BRANCHES_AT_ONCE,
+                failure_mode="all_settled",
+                output_step="conclude",
                 steps=make_branch(),
             ),
             code("rank", needs=["review"], input="{{ steps.review.output }}", source=RANK_SOURCE),
             call(
                 "report",
-                "render_report",
+                render_report,
                 needs=["rank"],
                 args={"ranking": "{{ steps.rank.output }}"},
             ),

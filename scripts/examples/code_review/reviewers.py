@@ -124,7 +124,9 @@ def _find_burdens(measures: Measures):
     for place in measures.undocumented[:1]:
         yield make_point(place.line, "low", f"`{place.name}` has no docstring")
     for line in measures.long_lines[:1]:
-        yield make_point(line, "low", f"{len(measures.long_lines)} lines are hard to read: too long")
+        yield make_point(
+            line, "low", f"{len(measures.long_lines)} lines are too long"
+        )
 
 
 def make_point(line: int, severity: str, text: str) -> dict[str, Any]:
