@@ -5,18 +5,15 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
+from types import FunctionType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast, get_type_hints
 
 from planaria.protocol.codec import Json, hash_jcs
-from planaria.protocol.durations import parse_duration
 from planaria.protocol.effects import EXPLANATION, Effect, check_effect
 from planaria.protocol.errors import ValueRefusedError
 from planaria.protocol.json_paths import extend_path
 from planaria.protocol.values import ValueType
-
-from .steps import write_duration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +35,6 @@ class Tool(Generic[P, R]):
     function: Callable[P, R]
     effect: Effect
     parameters: dict[str, Any]
-    timeout_ms: int | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -48,12 +44,11 @@ class Tool(Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A tool of a module travels as its name there, one of a prompt as its parts."""
-        module = self.function.__module__
-        name = self.function.__qualname__
+        function = cast(FunctionType, self.function)
+        module, name = function.__module__, function.__qualname__
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return _find_tool, (module, name)
-        parts = (self.name, self.description, self.function, self.effect)
-        return Tool, (*parts, self.parameters, self.timeout_ms)
+        return Tool, (self.name, self.description, function, self.effect, self.parameters)
 
     @property
     def __wrapped__(self) -> Callable[P, R]:
@@ -122,7 +117,6 @@ def tool(
     effect: Effect | None = None,
     name: str | None = None,
     description: str | None = None,
-    timeout: timedelta | str | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Makes a tool of a function: `@tool(effect="read")`.
 
@@ -140,9 +134,7 @@ def tool(
         )
 
     def make(decorated: Callable[P, R]) -> Tool[P, R]:
-        return make_tool(
-            decorated, effect=effect, name=name, description=description, timeout=timeout
-        )
+        return make_tool(decorated, effect=effect, name=name, description=description)
 
     return make
 
@@ -153,13 +145,12 @@ def make_tool(
     effect: str,
     name: str | None = None,
     description: str | None = None,
-    timeout: timedelta | str | None = None,
 ) -> Tool[P, R]:
     """Returns the tool that a function is; see `tool`."""
     shown = name or getattr(function, "__qualname__", repr(function)[:60])
     known_effect = check_effect(effect, shown)
     _check_function(shown, function)
-    own_name = name or function.__name__
+    own_name = name or cast(FunctionType, function).__name__
     if not _NAME.fullmatch(own_name):
         raise ValueError(
             f"{own_name!r} can't be the name of a tool: models and code call it by its name, so it "
@@ -173,7 +164,6 @@ def make_tool(
         function=function,
         effect=known_effect,
         parameters=_make_parameters(own_name, function),
-        timeout_ms=None if timeout is None else parse_duration(write_duration(timeout)),
     )
     # Made now, so that a type without a JSON form is met at the declaration and not in a run.
     assert made.arguments.keys() == made.parameters["properties"].keys(), "same signature"
@@ -223,7 +213,7 @@ def _make_parameters(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
-        "required": required,
+        "required": sorted(required),
         "additionalProperties": False,
     }
 

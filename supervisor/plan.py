@@ -49,7 +49,7 @@ class StepPlan:
     output_schema: dict[str, Any] | None
     output_values: tuple[Any, ...]
     references: tuple[Reference, ...]
-    manifest: dict[str, Any]  # the fields that all its sessions' manifests share
+    manifest: dict[str, Any]  # the fields that the manifests of all its sessions share
     cases: tuple[tuple[Template, str], ...] = ()
     default: str = "end"
     items: Template | None = None

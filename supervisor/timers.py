@@ -7,8 +7,10 @@ from planaria.protocol.events import Draft
 from planaria.protocol.limits import HEARTBEAT_TIMEOUT_MS, LAUNCH_TIMEOUT_MS
 from planaria.protocol.messages import Stop
 
-from .advance import close_calls, make_error, start_attempt
+from .advance import start_attempt
+from .drafts import make_error
 from .kernel_messages import Action, Kill, Send
+from .owed_sessions import close_calls
 from .run_state import FAIL_CLOSED, Now, RunState, SessionState, StepState
 from .scope_flow import sessions_below
 from .system_state import BOUND, DYING, IDLE, LAUNCHING, SystemState

@@ -82,7 +82,7 @@ class SessionLog:
 class Wire:
     """What happens to frames: by default each arrives once."""
 
-    to_supervisor: Callable[[int], int] = lambda n: 1  # n-th frame -> how often it arrives
+    to_supervisor: Callable[[int], int] = lambda n: 1  # n-th one -> how often it arrives
     to_child: Callable[[int], int] = lambda n: 1
 
 
@@ -120,8 +120,11 @@ class MemorySupervisor:
 
     def answer(self, message: Any) -> None:
         assert self.take is not None
-        self._answers += 1
-        for _ in range(self._wire.to_child(self._answers)):
+        times = 1
+        if not isinstance(message, Deliver | Stop):  # nobody sends these again
+            self._answers += 1
+            times = self._wire.to_child(self._answers)
+        for _ in range(times):
             asyncio.get_running_loop().call_soon(self.take, encode_frame([message]))
 
     def _handle(self, frame: bytes) -> None:
