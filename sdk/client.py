@@ -150,7 +150,7 @@ class Client:
             if timeout is not None and "within" in str(error):
                 raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
             raise
-        return self._read_outcome(outcome, workflow)
+        return self.read_outcome(outcome, workflow)
 
     def result(self, run_id: str, *, workflow: Any = None) -> RunResult:
         """Returns the result of a run that has ended; raises as `wait` if it failed.
@@ -161,9 +161,14 @@ class Client:
         shown = self.status(run_id)
         if shown["status"] not in ("completed", "failed", "cancelled", "interrupted"):
             raise WaitTimeoutError(run_id=run_id, seconds=0)
-        return self._read_outcome(shown, workflow)
+        return self.read_outcome(shown, workflow)
 
-    def _read_outcome(self, outcome: dict[str, Any], workflow: Any) -> RunResult:
+    def read_outcome(self, outcome: dict[str, Any], workflow: Any = None) -> RunResult:
+        """Returns the result that an outcome (of `status`, or of `wait_run`) tells, or raises it.
+
+        Raises:
+            RunFailedError, InterruptedEffectError: as `wait`.
+        """
         run_id = outcome["runId"]
         if outcome["status"] == "interrupted":
             unknown = outcome["interrupted"][0]
@@ -207,6 +212,11 @@ class Client:
         """Returns the newest runs first: {runId, status, workflowId, admittedAt, endedAt}."""
         listed: list[dict[str, Any]] = self.ask("list_runs", limit=limit, status=status)
         return listed
+
+    def count_runs(self) -> dict[str, int]:
+        """Returns how many runs there are of each status."""
+        counts: dict[str, int] = self.ask("count_runs")
+        return counts
 
     def events(
         self, run_id: str, *, after: int = 0, follow: bool = False

@@ -69,6 +69,14 @@ def read_facts(directory: Path) -> Mapping[str, Any] | None:
     return facts if isinstance(facts, dict) and "socket" in facts and "pid" in facts else None
 
 
+def supervisor_command(*arguments: str) -> list[str]:
+    """Returns the command line of a process of supervisor/; it is launched by name only.
+
+    -P keeps the working directory off its import path: a user's `zmq.py` there is not ours.
+    """
+    return [sys.executable, "-P", "-m", "planaria.supervisor", *arguments]
+
+
 def start_supervisor(
     directory: Path, *, is_ephemeral: bool = True, children_max: int | None = None
 ) -> Connection:
@@ -80,7 +88,7 @@ def start_supervisor(
         DataDirectoryError: the directory is unusable; the text says why.
         SupervisorUnavailableError: none is ready in time.
     """
-    command = [sys.executable, "-m", "planaria.supervisor", "serve", str(directory)]
+    command = supervisor_command("serve", str(directory), "--log")
     if is_ephemeral:
         command.append("--ephemeral")
     if children_max is not None:

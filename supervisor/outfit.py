@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from planaria.protocol.codec import canonical_bytes
+from planaria.protocol.providers import PROVIDERS, provider_of
 
 from .blobs import BlobStore
 from .data_directory import DataDirectory
@@ -14,21 +15,6 @@ ALLOWED = frozenset(
     "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE HTTP_PROXY HTTPS_PROXY NO_PROXY "
     "http_proxy https_proxy no_proxy XDG_RUNTIME_DIR XDG_CACHE_HOME".split()
 )
-# Provider of a model name -> the variables that its client reads.
-PROVIDER_KEYS = {
-    "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID"),
-    "openai-chat": ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID"),
-    "openai-responses": ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID"),
-    "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"),
-    "google-gla": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-    "google-vertex": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"),
-    "groq": ("GROQ_API_KEY",),
-    "mistral": ("MISTRAL_API_KEY",),
-    "cohere": ("CO_API_KEY",),
-    "deepseek": ("DEEPSEEK_API_KEY",),
-    "openrouter": ("OPENROUTER_API_KEY",),
-    "bedrock": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"),
-}
 
 
 class Outfit:
@@ -57,8 +43,9 @@ class Outfit:
         """Adds what must not stand in the log: the environment that the workflow named."""
         names = set(session["source"].get("env", ()))
         for entry in session["models"].values():
-            provider = str(entry.get("model") or "").partition(":")[0]
-            names.update(PROVIDER_KEYS.get(provider, ()))
+            provider = PROVIDERS.get(provider_of(entry.get("model")) or "")
+            if provider is not None:
+                names.update(provider.variables)
         session["environment"] = {
             name: self._environment[name] for name in sorted(names) if name in self._environment
         }
