@@ -18,6 +18,7 @@ from planaria.protocol.errors import (
     PlanariaError,
     ProtocolError,
     RunNotFoundError,
+    UsageError,
     WorkflowInvalidError,
     error_to_wire,
 )
@@ -26,6 +27,7 @@ from planaria.protocol.ids import check_id, check_workflow_id, derive_id
 from planaria.protocol.limits import INLINE_BYTES_MAX, RUNS_LISTED_MAX
 from planaria.protocol.lwir import find_not_built, validate_lwir
 from planaria.protocol.messages import Reply, Request
+from planaria.protocol.providers import find_missing_keys
 
 from .blobs import BlobStore
 from .event_log import EventLog
@@ -98,8 +100,10 @@ class Desk:
         lock = arguments["lock"]
         version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
         self._check_document(arguments["workflowId"], lock)
-        lock_ref = self._blobs.write(canonical_bytes(lock))
         self._load(run_id)
+        if run_id not in self._kernel.system.runs:
+            self._check_keys(lock)
+        lock_ref = self._blobs.write(canonical_bytes(lock))
         value: dict[str, Any]
         if "inputRef" in arguments:
             ref = check_blob_ref(arguments["inputRef"])
@@ -133,6 +137,16 @@ class Desk:
         if findings:
             listed = [{"code": f.code, "path": f.path, "message": f.message} for f in findings]
             raise WorkflowInvalidError(name=workflow_id, findings=listed)
+
+    def _check_keys(self, lock: dict[str, Any]) -> None:
+        """Refuses models whose key isn't in this process's environment, where children get it."""
+        names = {slot: entry.get("model") for slot, entry in lock["models"].items()}
+        missing = find_missing_keys(names, os.environ)
+        if missing:
+            raise UsageError(
+                message="; ".join(missing) + " where the supervisor was started "
+                f"(pid {os.getpid()}); nothing was run. Set it there: 'planaria down', then again"
+            )
 
     def _cancel_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
         run_id = check_id(arguments["runId"], "run id")
@@ -267,9 +281,10 @@ class Desk:
 
     def evict(self) -> None:
         """Drops ended runs from memory: they stand in the log."""
-        ended = [run_id for run_id, run in self._kernel.system.runs.items() if run.is_ended]
-        for run_id in ended:
-            del self._kernel.system.runs[run_id]
+        system = self._kernel.system
+        for run_id in system.ended:
+            system.runs.pop(run_id, None)
+        system.ended.clear()
 
     def forget_client(self, pid: int) -> None:
         """Notes that a client is gone."""
@@ -292,6 +307,7 @@ class Desk:
             run = self._read(run_id)
             if run is not None:
                 self._kernel.system.runs[run_id] = run
+                self._kernel.system.ended.append(run_id)
 
     def _read(self, run_id: str) -> RunState | None:
         run = RunState(run_id)

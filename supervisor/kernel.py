@@ -58,6 +58,7 @@ class Kernel:
         turn = Turn()
         if isinstance(message, Tick):
             message = Tick(self.system.pop_due(now.at))
+            self.system.pop_delays(now.mono)
         self._note_process(message, now)
         decision = decide(self.system, message, now, self._library)
         for action in decision.actions:
@@ -140,6 +141,11 @@ class Kernel:
                     ask_to_stop(self.system.processes[action.process_id], now)
             case "ProcessExited":
                 self.system.bound.pop(event.session_id or "", None)
+                session = run.waiting.get(event.session_id or "")
+                if session is not None and session.not_before[1] > now.mono:
+                    self.system.set_delay(session.not_before[1])
+            case "RunCompleted" | "RunFailed" | "RunCancelled":
+                self.system.ended.append(run.run_id)
             case _:
                 pass
 

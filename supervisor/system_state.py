@@ -7,7 +7,7 @@ when it ends they are gone. So nothing that must survive is ever kept in a Proce
 import heapq
 from dataclasses import dataclass, field
 
-from planaria.protocol.limits import CHILDREN_MAX
+from planaria.protocol.limits import CHILDREN_MAX, HEARTBEAT_TIMEOUT_MS
 
 from .run_state import RunState, SessionState
 
@@ -47,6 +47,8 @@ class SystemState:
     boot_id: str
     children_max: int = CHILDREN_MAX
     spares: int = 1  # blank processes kept ready, of each kind in use
+    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS
+    bugs: frozenset[str] = frozenset()  # planted by tests, see faults.py; empty in normal operation
     is_stopping: bool = False
     runs: dict[str, RunState] = field(default_factory=dict)
     queue: dict[str, None] = field(default_factory=dict)  # runs that wait for a process, in order
@@ -56,7 +58,18 @@ class SystemState:
     kinds_used: dict[str, None] = field(default_factory=dict)
     launch_not_before: int = 0  # monotonic µs; after failed launches
     launch_failures: int = 0
+    delays: list[int] = field(default_factory=list)  # heap of monotonic µs: restarts to come
+    ended: list[str] = field(default_factory=list)  # runs that have ended and are still in memory
     timers: list[tuple[int, str]] = field(default_factory=list)  # heap of (UTC µs, run id)
+
+    def pop_delays(self, mono: int) -> None:
+        """Takes the restart delays out that are over at `mono`."""
+        while self.delays and self.delays[0] <= mono:
+            heapq.heappop(self.delays)
+
+    def set_delay(self, mono: int) -> None:
+        """Notes that a session's next process may be bound from `mono` on."""
+        heapq.heappush(self.delays, mono)
 
     def set_timer(self, due_at: int, run_id: str) -> None:
         """Notes that a run has something due at an instant."""

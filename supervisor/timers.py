@@ -4,7 +4,7 @@ A due instant itself counts as due, 1 µs before it doesn't.
 """
 
 from planaria.protocol.events import Draft
-from planaria.protocol.limits import HEARTBEAT_TIMEOUT_MS, LAUNCH_TIMEOUT_MS
+from planaria.protocol.limits import LAUNCH_TIMEOUT_MS
 from planaria.protocol.messages import Stop
 
 from .advance import start_attempt
@@ -77,7 +77,7 @@ def _watch_processes(system: SystemState, now: Now) -> list[Action]:
             if process.launched_at + LAUNCH_TIMEOUT_MS * 1_000 <= now.mono:
                 actions.append(Kill(process.id, "not_ready"))
         elif process.status != DYING:
-            if process.seen_at + HEARTBEAT_TIMEOUT_MS * 1_000 <= now.mono:
+            if process.seen_at + system.heartbeat_timeout_ms * 1_000 <= now.mono:
                 actions.append(Kill(process.id, "heartbeat_timeout"))
     return actions
 
@@ -93,12 +93,9 @@ def next_due(system: SystemState, now: Now) -> int | None:
         elif process.status == LAUNCHING:
             waits.append(process.launched_at + LAUNCH_TIMEOUT_MS * 1_000 - now.mono)
         elif process.status in (BOUND, IDLE):
-            waits.append(process.seen_at + HEARTBEAT_TIMEOUT_MS * 1_000 - now.mono)
-    for run_id in system.queue:
-        for session in system.runs[run_id].waiting.values():
-            epoch, mono = session.not_before
-            if epoch == system.epoch and mono > now.mono:
-                waits.append(mono - now.mono)
+            waits.append(process.seen_at + system.heartbeat_timeout_ms * 1_000 - now.mono)
+    if system.delays:
+        waits.append(system.delays[0] - now.mono)
     if system.launch_not_before > now.mono:
         waits.append(system.launch_not_before - now.mono)
     return max(0, min(waits)) if waits else None
