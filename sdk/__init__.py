@@ -6,15 +6,16 @@ Names are loaded when they are first used: importing this package imports neithe
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .authoring import AgentWorker, Continue, Done, Planner, Workflow
+    from .authoring import Continue, Done, Planner, Workflow
     from .calls import CallContext, current_call
     from .client import Client, RunResult
+    from .model_slots import AgentWorker
     from .running import arun, run
     from .steps import call, code, decision, generate, parallel
     from .tools import Tool, tool
 
 _PLACES = {
-    "AgentWorker": "authoring",
+    "AgentWorker": "model_slots",
     "CallContext": "calls",
     "Client": "client",
     "Continue": "authoring",

@@ -1,32 +1,33 @@
 """Workflows as people write them in Python, compiled to LWIR on the spot."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from planaria.protocol.codec import Json, hash_jcs
-from planaria.protocol.errors import InputSchemaError, ValueRefusedError, WorkflowInvalidError
+from planaria.protocol.errors import InputSchemaError, ValueRefusedError
+from planaria.protocol.findings import Finding
 from planaria.protocol.ids import check_workflow_id
-from planaria.protocol.lwir import validate_lwir
 from planaria.protocol.schemas import validate_value
-from planaria.protocol.values import ValueType
+from planaria.protocol.values import ValueType, check_json
 
-from .steps import Step, normalize
+from .compilation import (
+    check_document,
+    collect_models,
+    collect_tools,
+    hash_definition,
+    make_lock,
+    make_schema,
+    raise_findings,
+)
+from .model_slots import AgentWorker as AgentWorker
+from .origins import Origin
+from .steps import Step, normalize_steps
 from .tools import Tool
 
-
-@dataclass(frozen=True, slots=True)
-class AgentWorker:
-    """Any pydantic-ai agent as the worker of a model slot, made crash-proof by its session.
-
-    `deps` makes the agent's dependencies in the child, once per session. `effects` declares the
-    effect class of tools by name; an undeclared one counts as `once`.
-    """
-
-    agent: Any
-    deps: Callable[[], Any] | None = None
-    effects: Mapping[str, str] = field(default_factory=dict)
+_REASONS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,94 +60,116 @@ class Workflow:
     variables that children of this workflow see besides their providers' keys. `include` names
     files that are pinned with the modules (glob patterns below the project's root).
 
+    Not to be changed once made: its lock and its version are those of the document at first.
+
     Raises:
         WorkflowInvalidError: lists every finding of the document at once.
+        UsageError: an id, a tool, a slot or a type that can't be one.
     """
 
     def __init__(
         self,
         id: str,
-        *,
-        steps: Sequence[Step] = (),
         description: str = "",
+        *,
         input: Any = None,
         output: Any = None,
         models: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Tool[..., Any]] = (),
+        steps: Sequence[Step] = (),
         output_step: str | None = None,
         env: Sequence[str] = (),
         include: Sequence[str] = (),
         planner: Planner | None = None,
     ) -> None:
-        self.id = check_workflow_id(id)
-        self.description = description
-        self.models: dict[str, Any] = dict(models or {})
-        self.tools: dict[str, Tool] = {}
-        for tool in tools:
-            if not isinstance(tool, Tool):
-                raise TypeError(f"workflow {id!r}: {tool!r} is no tool; decorate it with @tool")
-            if self.tools.setdefault(tool.name, tool) is not tool:
-                raise ValueError(f"workflow {id!r} has two tools named {tool.name!r}")
-        self.env = tuple(env)
-        self.include = tuple(include)
+        check_workflow_id(id)
         if planner is not None:
-            message = "planners aren't built yet; give the workflow its steps"
-            raise _invalid(id, [("lwir.not_built_yet", "$", message)])
-        self._input = None if isinstance(input, dict) else ValueType(_annotation(input))
-        self._output = None if isinstance(output, dict) else ValueType(_annotation(output))
+            text = "this version of planaria has no planners yet: give the workflow its steps"
+            raise_findings(id, [Finding("lwir.not_built_yet", "$.planner", text)])
+        input_schema, self._input = make_schema(id, "input", input)
+        output_schema, self._output = make_schema(id, "output", output)
+        # What another process needs to make the same workflow; see prompt_definition.py.
+        self.declared_input, self.declared_output = input, output
         document: dict[str, Any] = {
             "apiVersion": "lwir/v1",
             "kind": "Workflow",
             "metadata": {"name": id, "description": description},
-            "input": {"schema": _schema(id, "input", input, self._input)},
-            "output": {"schema": _schema(id, "output", output, self._output)},
-            "permissions": {"models": sorted(self.models), "tools": sorted(self.tools)},
-            "steps": normalize(list(steps)),
         }
+        if input_schema:
+            document["input"] = {"schema": input_schema}
+        if output_schema:
+            document["output"] = {"schema": output_schema}
         if output_step is not None:
-            document["output"]["step"] = output_step
-        self.document = document
-        self._check()
+            document.setdefault("output", {})["step"] = output_step
+        document["permissions"] = {
+            "models": sorted(models or {}),
+            "tools": sorted(collect_tools(id, tools)),
+        }
+        document["steps"] = normalize_steps(steps)
+        self._set_up(id, document, tools, models or {}, env, include)
 
     @classmethod
     def from_document(
         cls,
         document: dict[str, Any],
         *,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Tool[..., Any]] = (),
         models: Mapping[str, Any] | None = None,
         env: Sequence[str] = (),
+        include: Sequence[str] = (),
     ) -> "Workflow":
-        """Returns the workflow of an LWIR document; its metadata's name is the id."""
+        """Returns the workflow of an LWIR document; its metadata's name is the id.
+
+        `tools` and `models` may be more than the document's permissions name.
+
+        Raises:
+            WorkflowInvalidError, UsageError: as the class.
+        """
         workflow = cls.__new__(cls)
         metadata = document.get("metadata") if isinstance(document, dict) else None
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        workflow.tools = {tool.name: tool for tool in tools}
-        workflow.models = dict(models or {})
-        workflow.env, workflow.include = tuple(env), ()
-        workflow.document = document
         workflow._input = workflow._output = None
-        workflow.id = str(name)
-        workflow._check()
-        workflow.id = check_workflow_id(name)
-        workflow.description = str(document["metadata"].get("description", ""))
+        workflow.declared_input = workflow.declared_output = None
+        workflow._set_up(str(name), document, tools, models or {}, env, include)
+        check_workflow_id(name)
         return workflow
 
-    def _check(self) -> None:
-        findings = validate_lwir(
-            self.document, tools=set(self.tools), models=set(self.models)
-        )
-        if findings:
-            raise _invalid(self.id, [(f.code, f.path, f.message) for f in findings])
+    @classmethod
+    def from_parts(cls, *, input: Any, output: Any, **parts: Any) -> "Workflow":
+        """Returns the workflow that has this document and these types, in another process."""
+        workflow = cls.from_document(**parts)
+        name = workflow.id
+        workflow.declared_input, workflow.declared_output = input, output
+        workflow._input = make_schema(name, "input", input)[1]
+        workflow._output = make_schema(name, "output", output)[1]
+        return workflow
+
+    def _set_up(
+        self,
+        id: str,
+        document: dict[str, Any],
+        tools: Sequence[Tool[..., Any]],
+        models: Mapping[str, Any],
+        env: Sequence[str],
+        include: Sequence[str],
+    ) -> None:
+        self.tools: dict[str, Tool[..., Any]] = collect_tools(id, tools)
+        self.models: dict[str, Any] = collect_models(models)
+        check_document(id, document, self.tools, self.models)
+        self.id = id
+        self.description = str(document["metadata"].get("description", ""))
+        self.document = copy.deepcopy(document)  # the caller's may change
+        self.env = tuple(env)
+        self.include = tuple(include)
+        self.origin: Origin | None = None  # set by definition.load_target
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.id} {self.version_id}>"
 
     @cached_property
     def lock(self) -> dict[str, Any]:
         """The document with the descriptors of all that it may use: what a version is made of."""
-        return {
-            "lwir": self.document,
-            "tools": {name: tool.describe() for name, tool in sorted(self.tools.items())},
-            "models": {slot: _describe_model(m) for slot, m in sorted(self.models.items())},
-        }
+        return make_lock(self.document, self.tools, self.models)
 
     @cached_property
     def version_id(self) -> str:
@@ -155,82 +178,51 @@ class Workflow:
 
     @cached_property
     def definition_hash(self) -> str:
-        """The hash of what the definition is: id, description, schemas, slots, tool names."""
-        return hash_jcs(
-            {
-                "id": self.id,
-                "description": self.description,
-                "inputSchema": self.document.get("input", {}).get("schema"),
-                "outputSchema": self.document.get("output", {}).get("schema"),
-                "models": sorted(self.models),
-                "tools": sorted(self.tools),
-                "memory": [],
-            }
-        )
+        """The hash of what the definition is, whatever its steps."""
+        return hash_definition(self.document, self.tools, self.models)
 
     def dump_input(self, value: Any) -> Json:
         """Returns an input as JSON: a value of the declared type, or JSON that fits it.
 
+        JSON that fits is written as the type writes it, defaults filled in, so that an input
+        has one hash however it was given.
+
         Raises:
-            InputSchemaError: it fits neither.
+            InputSchemaError: it fits neither; names the path.
         """
-        schema = self.document.get("input", {}).get("schema") or {}
         try:
-            if self._input is None:
-                dumped = ValueType().dump(value)
-            else:
-                dumped = self._dump_typed(self._input, value)
+            dumped = self._dump(value)
         except ValueRefusedError as error:
-            raise InputSchemaError(name=self.id, reason=str(error)) from error
+            reason = f"{error.fields['path']}: {error.fields['reason']}"
+            raise InputSchemaError(name=self.id, reason=reason) from error
+        schema = self.document.get("input", {}).get("schema")
         findings = validate_value(schema, dumped) if schema else []
         if findings:
-            reason = "; ".join(f"{f.path}: {f.message}" for f in findings[:5])
+            reason = "; ".join(f"{f.path}: {f.message}" for f in findings[:_REASONS_SHOWN])
             raise InputSchemaError(name=self.id, reason=reason)
         return dumped
 
-    def _dump_typed(self, declared: ValueType, value: Any) -> Json:
+    def _dump(self, value: Any) -> Json:
+        if self._input is None:
+            check_json(value)
+            return value
         try:
-            return declared.dump(value)
+            return self._input.dump(value)
         except ValueRefusedError:
-            return declared.dump(declared.load(value))  # JSON, as the command gives it
+            if not isinstance(value, dict | list | str | int | float | None):
+                raise
+            # JSON, as the command line and files give it.
+            return self._input.dump(self._input.load(value))
 
     def load_output(self, value: Json) -> Any:
-        """Returns an output with the declared type."""
+        """Returns a recorded output as a value of the declared type.
+
+        Raises:
+            ValueRefusedError: it doesn't fit; names the path.
+        """
         return value if self._output is None else self._output.load(value)
 
-
-def _annotation(declared: Any) -> Any:
-    return Any if declared is None else declared
-
-
-def _schema(id: str, what: str, declared: Any, value_type: ValueType | None) -> dict[str, Any]:
-    if isinstance(declared, dict):
-        return declared
-    if declared is None or value_type is None:
-        return {}
-    try:
-        return value_type.schema()
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"workflow {id!r}: the {what} type has no schema: {error}") from error
-
-
-def _describe_model(model: Any) -> dict[str, Any]:
-    name: str | None = model if isinstance(model, str) else None
-    inner = getattr(model, "agent", model)
-    described = {
-        "model": name,
-        "kind": "name" if name is not None else type(inner).__name__,
-        "name": name or _model_name(inner),
-    }
-    return {"model": name, "descriptorHash": hash_jcs(described)}
-
-
-def _model_name(model: Any) -> str | None:
-    """Returns a name that stays the same over processes; an object's address doesn't."""
-    found = getattr(model, "model_name", None)
-    return found if isinstance(found, str) else getattr(model, "name", None)
-
-
-def _invalid(name: str, findings: list[tuple[str, str, str]]) -> WorkflowInvalidError:
-    listed = [{"code": code, "path": path, "message": text} for code, path, text in findings]
-    return WorkflowInvalidError(name=name, findings=listed)
+    _input: ValueType | None
+    _output: ValueType | None
+    declared_input: Any
+    declared_output: Any

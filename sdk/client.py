@@ -14,7 +14,6 @@ from typing import Any
 
 from planaria.protocol.codec import Json, canonical_bytes, unpack
 from planaria.protocol.errors import (
-    IntegrityError,
     InterruptedEffectError,
     RunFailedError,
     SupervisorUnavailableError,
@@ -22,10 +21,18 @@ from planaria.protocol.errors import (
 )
 from planaria.protocol.limits import BLOB_BYTES_MAX, INLINE_BYTES_MAX
 
+from .blobstore import BlobStore
 from .connection import Connection
-from .discovery import find_directory, find_supervisor, start_supervisor
+from .discovery import (
+    GIVE_UP_SECONDS,
+    find_directory,
+    find_supervisor,
+    reap_supervisors,
+    start_supervisor,
+)
 
 RECONNECTS_MAX = 20  # in one request: a supervisor that dies so often is not there
+DETACH_SECONDS = 1.0  # one that doesn't answer sees from the client's pidfd that it is gone
 _PAUSE_SECONDS = 0.1
 
 
@@ -43,7 +50,7 @@ class Client:
     """Requests to the supervisor of one data directory.
 
     `start_if_missing` starts a supervisor that ends with its last client. Use it as a context
-    manager, or call `close`.
+    manager, or call `close`. A client is for one thread; several may have one each.
     """
 
     def __init__(
@@ -128,26 +135,35 @@ class Client:
         }
         data = canonical_bytes(input)
         if len(data) > INLINE_BYTES_MAX:
-            from .blobs import write_blob
-
-            arguments["inputRef"] = write_blob(self._blobs, data)
+            arguments["inputRef"] = self._blobs.write(data)
         else:
             arguments["input"] = input
         answer = self.ask("start_run", **arguments)
         return str(answer["runId"])
 
-    def wait(self, run_id: str, *, timeout: float | None = None, workflow: Any = None) -> RunResult:
+    def wait(
+        self,
+        run_id: str,
+        *,
+        timeout: float | None = None,
+        workflow: Any = None,
+        stop_fd: int | None = None,
+    ) -> RunResult:
         """Waits until the run has ended and returns its result; `workflow` gives its type back.
+
+        `stop_fd` is a descriptor that ends the waiting, with WaitAbandonedError, once it is
+        readable.
 
         Raises:
             RunFailedError: it failed or was cancelled.
             InterruptedEffectError: it can't go on before a person has decided.
             WaitTimeoutError: `timeout` seconds have passed; the run goes on.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            outcome = self.ask("wait_run", timeout=timeout, runId=run_id)
+            outcome = self.ask("wait_run", timeout=timeout, stop_fd=stop_fd, runId=run_id)
         except SupervisorUnavailableError as error:
-            if timeout is not None and "within" in str(error):
+            if deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
             raise
         return self.read_outcome(outcome, workflow)
@@ -246,14 +262,24 @@ class Client:
 
     # -- the link --------------------------------------------------------------------------
 
-    def ask(self, operation: str, *, timeout: float | None = None, **arguments: Any) -> Any:
+    def ask(
+        self,
+        operation: str,
+        *,
+        timeout: float | None = None,
+        stop_fd: int | None = None,
+        **arguments: Any,
+    ) -> Any:
         """Returns the answer to an operation, over as many supervisors as it takes."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for attempt in range(RECONNECTS_MAX):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            connection = self._connect()
+            connection = self._find_connection()
             try:
-                return connection.ask(operation, timeout=left, **arguments)
+                if self._connection is None:
+                    self._connection = connection
+                    connection.ask("attach", pid=os.getpid())
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                return connection.ask(operation, timeout=left, stop_fd=stop_fd, **arguments)
             except SupervisorUnavailableError:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
@@ -263,18 +289,17 @@ class Client:
                 time.sleep(_PAUSE_SECONDS)
         raise AssertionError("the loop returns or raises")
 
-    def _connect(self) -> Connection:
-        if self._connection is None:
-            connection = find_supervisor(self.directory)
-            if connection is None:
-                if not self._start_if_missing:
-                    raise SupervisorUnavailableError(
-                        message=f"none runs for {str(self.directory)!r}; 'planaria up' starts one"
-                    )
-                connection = start_supervisor(self.directory)
-            connection.ask("attach", pid=os.getpid())
-            self._connection = connection
-        return self._connection
+    def _find_connection(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        found = find_supervisor(self.directory)
+        if found is None and self._start_if_missing:
+            found = start_supervisor(self.directory)
+        if found is None:
+            raise SupervisorUnavailableError(
+                message=f"none runs for {str(self.directory)!r}; 'planaria up' starts one"
+            )
+        return found
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -282,33 +307,34 @@ class Client:
             self._connection = None
 
     def close(self) -> None:
-        """Lets go of the supervisor; one that was started for this client ends."""
+        """Lets go of the supervisor; one that was started for its clients ends with the last.
+
+        That end is waited for, so that what follows finds neither processes nor a lock.
+        """
         if self._connection is not None:
             try:
-                self._connection.ask("detach", pid=os.getpid(), timeout=1.0)
+                answer = self._connection.ask("detach", timeout=DETACH_SECONDS)
+                if answer["isEnding"]:
+                    self._connection.wait_end(GIVE_UP_SECONDS)
             except SupervisorUnavailableError:
                 pass
-            self._drop()
+            finally:
+                self._drop()
+        reap_supervisors()
 
     @property
     def _modules(self) -> Path:
         return self.directory / "artifacts" / "modules"
 
     @property
-    def _blobs(self) -> Path:
-        return self.directory / "artifacts" / "blobs"
+    def _blobs(self) -> BlobStore:
+        return BlobStore(self.directory / "artifacts" / "blobs")
 
     def _load(self, fields: dict[str, Any], name: str) -> Json:
         ref = fields.get(f"{name}Ref")
         if ref is None:
             return fields.get(name)
-        from planaria.protocol.blobs import verify_blob
-
-        try:
-            data = (self._blobs / ref["ref"]).read_bytes()
-        except OSError as error:
-            raise IntegrityError(message=f"blob {ref['ref']!r} can't be read: {error}") from error
-        return unpack(verify_blob(data, ref), bytes_max=BLOB_BYTES_MAX)
+        return unpack(self._blobs.read(ref), bytes_max=BLOB_BYTES_MAX)
 
 
 def make_run_id() -> str:

@@ -37,6 +37,14 @@ DataDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout, and nothing else.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run.", show_default=False)]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="path.py:name, module:name, or an LWIR file (.json, .yaml).",
+        show_default=False,
+    ),
+]
 Module = Annotated[
     Path | None,
     typer.Option(

@@ -1,8 +1,12 @@
 """Where a definition comes from: found again by children, from a pinned copy of its modules."""
 
-import json
+import importlib
+import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,8 +14,23 @@ from typing import Any
 from planaria.protocol.errors import UsageError, UserCodeError
 
 from .authoring import Workflow
-from .snapshot import make_source, store_snapshot, take_snapshot
+from .documents import SUFFIXES, read_document
+from .loading_guard import StopLoading, loading
+from .origins import Origin, find_origin, origin_in_module, show_names, snapshot_of
+from .snapshot import Snapshot, make_source, store_snapshot
 from .tools import Tool
+
+_LOADED_SUFFIX = "__planaria"  # a file is loaded under another name, never as __main__
+_TRACEBACK_CHARS_MAX = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleParts:
+    """What an LWIR file takes from its module: the tools by name, `models`, and `env`."""
+
+    tools: dict[str, Tool[..., Any]]
+    models: dict[str, Any]
+    env: tuple[str, ...] = ()
 
 
 def prepare_source(
@@ -20,25 +39,42 @@ def prepare_source(
     """Stores the workflow's modules and returns the source by which children load it.
 
     `target` is `module:name` or `path.py:name`; without one the module-level name that holds the
-    workflow is looked for, first in the main program.
+    workflow is looked for. A workflow without such a name is carried by dill.
 
     Raises:
-        UsageError: it is found under no name; the text says what to do.
+        UsageError: the target names no such thing, or the workflow can't travel.
         SnapshotTooLargeError: its project is too large to be pinned.
     """
-    known = getattr(workflow, "source_facts", None)
-    if known is not None:
-        kind, entry, file = known
-    else:
-        kind, entry, file = _read_target(target) if target else _find_name(workflow)
-    snapshot = take_snapshot(file, getattr(workflow, "include", ()))
-    source = make_source(
-        snapshot, kind=kind, entry=entry, file=None if kind == "module" else file
-    )
+    source, snapshot = find_source(workflow, target=target)
     store_snapshot(snapshot, modules_dir)
-    source["cwd"] = os.getcwd()
-    source["env"] = list(getattr(workflow, "env", ()))
     return source
+
+
+def find_source(workflow: Any, *, target: str | None = None) -> tuple[dict[str, Any], Snapshot]:
+    """Returns the source by which children load a workflow, and the snapshot that it needs.
+
+    Raises:
+        UsageError, SnapshotTooLargeError: as prepare_source.
+    """
+    if target is not None:
+        origin: Origin | None = _origin_of_target(target, workflow)
+    else:
+        origin = getattr(workflow, "origin", None) or find_origin(workflow)
+    extra: dict[str, Any] = {"cwd": os.getcwd(), "env": list(getattr(workflow, "env", ()))}
+    if origin is None:
+        if not isinstance(workflow, Workflow):
+            raise UsageError(message=f"{workflow!r} is no Workflow, and no module names it")
+        from .prompt_definition import make_prompt_source, pack_definition
+
+        snapshot = pack_definition(workflow)
+        return {**make_prompt_source(workflow.id, snapshot), **extra}, snapshot
+    snapshot = snapshot_of(origin, tuple(getattr(workflow, "include", ())))
+    # Of a module the import path says the place; a file's own folder belongs to that path.
+    file = None if origin.kind == "module" else origin.file
+    source = make_source(snapshot, kind=origin.kind, entry=origin.entry, file=file)
+    if origin.kind == "lwir":
+        extra["models"] = {s: name for s, name in workflow.models.items() if isinstance(name, str)}
+    return {**source, **extra}, snapshot
 
 
 def load_target(target: str, module: str | None = None) -> Workflow:
@@ -51,140 +87,138 @@ def load_target(target: str, module: str | None = None) -> Workflow:
         UserCodeError: the module failed while it was imported.
         WorkflowInvalidError: the document has findings.
     """
-    if Path(target).suffix.lower() in (".json", ".yaml", ".yml"):
+    if Path(target).suffix.lower() in SUFFIXES:
         return _load_document_target(Path(target), module)
+    if module is not None:
+        raise UsageError(
+            message=f"--module goes with an LWIR file (.json, .yaml); {target!r} has its tools in "
+            "its own module"
+        )
+    place, name = _split_target(target)
+    if place.endswith(".py"):
+        file = Path(place).absolute()
+        loaded = _import_file(file)
+        origin: Origin | None = Origin("file", f"{file.name}:{name}", file)
+    else:
+        loaded = _import_module(place)
+        origin = origin_in_module(loaded, name)
+    found = _find_attribute(loaded, name)
+    if not isinstance(found, Workflow):
+        what = "nothing of that name" if found is None else f"a {type(found).__name__} there"
+        raise UsageError(
+            message=f"{target!r} names no workflow: {place!r} has {what}; its workflows are: "
+            f"{show_names(loaded, Workflow)}"
+        )
+    found.origin = origin
+    return found
+
+
+def collect_parts(
+    module: ModuleType | None, models: Mapping[str, Any] | None = None
+) -> ModuleParts:
+    """Returns what an LWIR file takes from its module; `models` are slots that it needn't have."""
+    if module is None:
+        return ModuleParts({}, dict(models or {}))
+    own = getattr(module, "models", {})
+    if not isinstance(own, Mapping):
+        raise UsageError(
+            message=f"`models` in {module.__file__!r} is a {type(own).__name__}; expected a map of "
+            "model slots"
+        )
+    return ModuleParts(
+        tools={v.name: v for v in vars(module).values() if isinstance(v, Tool)},
+        models={**(models or {}), **own},
+        env=tuple(getattr(module, "env", ())),
+    )
+
+
+def _load_document_target(path: Path, module: str | None) -> Workflow:
+    document = read_document(path)
+    file = Path(module).absolute() if module else None
+    permissions = document.get("permissions")
+    slots = permissions.get("models") if isinstance(permissions, dict) else None
+    # A slot that is called like a model stands for it: then no module has to say so.
+    named = [slot for slot in slots or () if isinstance(slot, str) and ":" in slot]
+    parts = collect_parts(_import_file(file) if file else None, {slot: slot for slot in named})
+    workflow = Workflow.from_document(
+        document, tools=list(parts.tools.values()), models=parts.models, env=parts.env
+    )
+    workflow.origin = Origin("lwir", path.name, file)
+    return workflow
+
+
+def _origin_of_target(target: str, workflow: Any) -> Origin:
+    place, name = _split_target(target)
+    if place.endswith(".py"):
+        file = Path(place).absolute()
+        if not file.is_file():
+            raise UsageError(message=f"there is no file {str(file)!r}")
+        return Origin("file", f"{file.name}:{name}", file)
+    module = _import_module(place)
+    found = _find_attribute(module, name)
+    if found is not workflow:
+        shown = "nothing" if found is None else repr(found)[:100]
+        raise UsageError(
+            message=f"the target {target!r} is {shown}, not the workflow {workflow.id!r} that is "
+            "to run"
+        )
+    origin = origin_in_module(module, name)
+    if origin is None:
+        raise UsageError(message=f"the target {target!r} has no Python file to be loaded from")
+    return origin
+
+
+def _split_target(target: str) -> tuple[str, str]:
     place, separator, name = target.rpartition(":")
     if not separator or not place or not name:
         raise UsageError(
             message=f"{target!r} names no workflow: write path.py:name, module:name, or the path "
             "of an LWIR file (.json, .yaml)"
         )
-    loaded = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
-    found = getattr(loaded, name, None)
-    if not isinstance(found, Workflow):
-        names = [n for n, v in vars(loaded).items() if isinstance(v, Workflow)]
-        listed = ", ".join(sorted(names)) or "none"
-        raise UsageError(message=f"{place!r} has no workflow {name!r}; it has: {listed}")
-    found.source_facts = _read_target(target)  # type: ignore[attr-defined]
+    return place, name
+
+
+def _find_attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
     return found
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Returns the document in a JSON or YAML file.
-
-    Raises:
-        UsageError: it can't be read or parsed; names the line.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"the workflow file {str(path)!r} can't be read: {error}"
-        raise UsageError(message=message) from error
-    try:
-        if path.suffix.lower() == ".json":
-            document = json.loads(text)
-        else:
-            import yaml
-
-            document = yaml.safe_load(text)
-    except ValueError as error:
-        raise UsageError(message=f"{str(path)!r} is no JSON: {error}") from error
-    except Exception as error:
-        raise UsageError(message=f"{str(path)!r} is no YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(message=f"{str(path)!r} holds no map; expected an LWIR document")
-    return document
-
-
-def collect_parts(module: ModuleType | None) -> tuple[list[Tool], dict[str, Any], list[str]]:
-    """Returns the tools, the `models` map and the `env` list of a module for LWIR files."""
-    if module is None:
-        return [], {}, []
-    tools = {v.name: v for v in vars(module).values() if isinstance(v, Tool)}
-    models = getattr(module, "models", {})
-    return list(tools.values()), dict(models), list(getattr(module, "env", ()))
-
-
-def _load_document_target(path: Path, module: str | None) -> Workflow:
-    document = read_document(path)
-    file = Path(module).absolute() if module else None
-    loaded = _import_file(file) if file else None
-    tools, models, env = collect_parts(loaded)
-    permitted = document.get("permissions")
-    names = permitted.get("models") if isinstance(permitted, dict) else None
-    for slot in names if isinstance(names, list) else ():
-        if isinstance(slot, str) and ":" in slot:
-            models.setdefault(slot, slot)
-    workflow = Workflow.from_document(document, tools=tools, models=models, env=env)
-    entry = str(file) if file else str(path.absolute())
-    workflow.source_facts = ("lwir", entry, file)  # type: ignore[attr-defined]
-    return workflow
-
-
-def _read_target(target: str) -> tuple[Any, str, Path | None]:
-    place, _, name = target.rpartition(":")
-    if place.endswith(".py"):
-        path = Path(place).absolute()
-        return "file", f"{path.name}:{name}", path
-    module = _import_module(place)
-    file = getattr(module, "__file__", None)
-    return "module", target, Path(file) if file else None
-
-
-def _find_name(workflow: Any) -> tuple[Any, str, Path | None]:
-    """Looks for the module-level name that holds the workflow."""
-    modules = dict(sys.modules)
-    ordered = [("__main__", modules.pop("__main__", None)), *modules.items()]
-    for name, module in ordered:
-        file = getattr(module, "__file__", None)
-        if module is None or file is None:
-            continue
-        for attribute, value in list(vars(module).items()):
-            if value is workflow:
-                path = Path(file).absolute()
-                if name != "__main__":
-                    return "module", f"{name}:{attribute}", path
-                return "script", f"{path.name}:{attribute}", path
-    raise UsageError(
-        message=f"workflow {getattr(workflow, 'id', workflow)!r} stands under no name of a module, "
-        "so that a child process can't find it: assign it to a name at the top level of a file, "
-        "or name it with target='path.py:name'"
-    )
-
-
 def _import_module(name: str) -> ModuleType:
-    import importlib
-
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return importlib.import_module(name)
+        with loading():
+            return importlib.import_module(name)
+    except StopLoading as stop:
+        raise UserCodeError(
+            message=f"module {name!r} calls run() while it is imported: put the call under "
+            f'if __name__ == "__main__", or name the file itself ({name.rpartition(".")[2]}.py:…)',
+            traceback_text="",
+        ) from stop
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(message=f"there is no module {name!r} on the import path") from error
-        raise _broken(name, error) from error
-    except Exception as error:
-        raise _broken(name, error) from error
+        raise _failed(name, error) from error
+    except (Exception, SystemExit) as error:  # user code: anything may come
+        raise _failed(name, error) from error
 
 
 def _import_file(path: Path) -> ModuleType:
     """Imports a file as its module would be, from its own folder; never as `__main__`."""
-    import importlib.util
-
-    from .loading_guard import StopLoading, loading
-
-    path = path.absolute()
     if not path.is_file():
         raise UsageError(message=f"there is no file {str(path)!r}")
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = f"{path.stem}__planaria"
+    name = f"{path.stem}{_LOADED_SUFFIX}"
     known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(path):
+    if known is not None and known.__file__ == str(path):
         return known
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    if spec is None or spec.loader is None:
+        raise UsageError(message=f"{str(path)!r} is no Python file; expected a name that ends .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -192,18 +226,24 @@ def _import_file(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
     except StopLoading:
         pass  # a script without a __main__ guard: everything above its run() is defined
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # user code: anything may come
         del sys.modules[name]
-        raise _broken(str(path), error) from error
+        raise _failed(str(path), error) from error
     return module
 
 
-def _broken(what: str, error: BaseException) -> UserCodeError:
-    import traceback
-
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+def _failed(what: str, error: BaseException) -> UserCodeError:
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" at {error.filename}, line {error.lineno}"
+    else:
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith("<") and frame.filename != __file__
+        ]
+        place = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    text = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS_MAX:]
     return UserCodeError(
-        message=f"{what!r} failed while it was imported{place}: {type(error).__name__}: {error}",
-        traceback_text="".join(traceback.format_exception(error))[-8000:],
+        message=f"loading {what!r} failed{place}: {type(error).__name__}: {error}",
+        traceback_text=text,
     )

@@ -1,5 +1,6 @@
 """Finds the supervisor of a data directory, or starts one for the time of a call."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -23,7 +24,12 @@ DEFAULT_DIRECTORY = ".little-workflow"
 DIRECTORY_VARIABLE = "PLANARIA_DATA_DIR"
 START_SECONDS = 30.0  # a log with a large WAL is read first
 PING_SECONDS = 10.0
+GIVE_UP_SECONDS = 12.0  # the grace of supervisors (10 s), and some for their end
 _LOOK_SECONDS = 0.01
+
+# Supervisors that this process started and that it has to reap; they belong to the process, not
+# to one client: the last client to go may be another than the one that started it.
+_started: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def find_directory(data_dir: str | os.PathLike[str] | None = None) -> Path:
@@ -78,11 +84,16 @@ def supervisor_command(*arguments: str) -> list[str]:
 
 
 def start_supervisor(
-    directory: Path, *, is_ephemeral: bool = True, children_max: int | None = None
+    directory: Path,
+    *,
+    is_ephemeral: bool = True,
+    children_max: int | None = None,
+    take_over: bool = False,
 ) -> Connection:
     """Starts a supervisor as a process of its own and returns a link to it once it is ready.
 
-    If another one gets the directory first, that one is taken.
+    If another one gets the directory first, that one is taken; with `take_over` the one that has
+    it is ended.
 
     Raises:
         DataDirectoryError: the directory is unusable; the text says why.
@@ -91,8 +102,11 @@ def start_supervisor(
     command = supervisor_command("serve", str(directory), "--log")
     if is_ephemeral:
         command.append("--ephemeral")
+    reap_supervisors()
     if children_max is not None:
         command.extend(["--children", str(children_max)])
+    if take_over:
+        command.append("--take-over")
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         connection = _start_once(command, directory, deadline)
@@ -114,20 +128,61 @@ def _start_once(command: list[str], directory: Path, deadline: float) -> Connect
             stderr=errors,
             start_new_session=True,  # Ctrl-C in a terminal reaches the client only
         )
-        while time.monotonic() < deadline:
-            facts = read_facts(directory)
-            code = process.poll()
-            if facts is not None and (facts["pid"] == process.pid or code is not None):
-                connection = find_supervisor(directory)
-                if connection is not None:
-                    return connection
-            if code is not None and not _is_held(directory):
-                error = _start_error(directory, code, errors)
-                if "is in use by" in str(error) or code < 0:
-                    return None
-                raise error
-            time.sleep(_LOOK_SECONDS)
+        _started[process.pid] = process
+        try:
+            connection = _wait_ready(process, directory, deadline, errors)
+        except BaseException:
+            _give_up(process)
+            raise
+        if connection is None or connection.supervisor_pid != process.pid:
+            _give_up(process)
+        return connection
+
+
+def _wait_ready(
+    process: "subprocess.Popen[bytes]", directory: Path, deadline: float, errors: IO[bytes]
+) -> Connection | None:
+    while time.monotonic() < deadline:
+        facts = read_facts(directory)
+        code = process.poll()
+        if facts is not None and (facts["pid"] == process.pid or code is not None):
+            connection = find_supervisor(directory)
+            if connection is not None:
+                return connection
+        if code is not None and not is_held(directory):
+            error = _start_error(directory, code, errors)
+            if "is in use by" in str(error) or code < 0:
+                return None
+            raise error
+        time.sleep(_LOOK_SECONDS)
     return None
+
+
+def _give_up(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a supervisor that isn't ready, or not needed: nobody would ever attach to it."""
+    process.terminate()
+    try:
+        process.wait(GIVE_UP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _started.pop(process.pid, None)
+
+
+def reap_supervisors() -> None:
+    """Reaps those that this process started and that have ended."""
+    for pid, process in list(_started.items()):
+        if process.poll() is not None:
+            _started.pop(pid, None)
+
+
+def _let_go() -> None:
+    """Keeps Popen quiet at this process's end about a supervisor that serves others on."""
+    for process in _started.values():
+        process.returncode = process.poll() or 0
+
+
+atexit.register(_let_go)
 
 
 def _start_error(directory: Path, code: int, errors: IO[bytes]) -> PlanariaError:
@@ -139,7 +194,16 @@ def _start_error(directory: Path, code: int, errors: IO[bytes]) -> PlanariaError
     return SupervisorUnavailableError(message=f"it ended at its start in {str(directory)!r}: {text}")
 
 
-def _is_held(directory: Path) -> bool:
+def read_holder_pid(directory: Path) -> int | None:
+    """Returns the pid that the last holder of the directory's lock wrote, or None."""
+    try:
+        holder = json.loads((directory / "locks" / "supervisor").read_bytes())
+        return int(holder["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_held(directory: Path) -> bool:
     """Says whether somebody else holds the directory's lock: one is starting or ending."""
     import fcntl
 
@@ -157,4 +221,4 @@ def _is_held(directory: Path) -> bool:
 
 
 def _is_alive(pid: int, directory: Path) -> bool:
-    return _is_held(directory) and Path(f"/proc/{pid}").exists()
+    return is_held(directory) and Path(f"/proc/{pid}").exists()

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from planaria.protocol.errors import UsageError
-from planaria.protocol.providers import PROVIDERS, provider_of
+from planaria.protocol.providers import PROVIDERS, find_missing_keys, provider_of
 
 
 def find_model_problems(models: Mapping[str, Any], *, keys: bool = True) -> list[dict[str, str]]:
@@ -27,9 +27,11 @@ def find_model_problems(models: Mapping[str, Any], *, keys: bool = True) -> list
                 f"pip install 'pydantic-ai-slim[{provider.extra}]'"
             )
             found.append({"code": "model.package_missing", "path": path, "message": text})
-        if keys and provider.keys and not any(os.environ.get(key) for key in provider.keys):
-            text = f"model {name!r} needs a key: {' or '.join(provider.keys)} is not set"
-            found.append({"code": "model.key_missing", "path": path, "message": text})
+        if keys:
+            found.extend(
+                {"code": "model.key_missing", "path": path, "message": text}
+                for text in find_missing_keys({slot: name}, os.environ)
+            )
     return found
 
 

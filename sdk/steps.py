@@ -174,6 +174,6 @@ def _copy(name: str | None, value: Any) -> Any:
     if type(value) is dict:
         is_value = name is None or name in _VALUES
         return {key: _copy(None if is_value else key, item) for key, item in value.items()}
-    if type(value) in (list, tuple):
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return [_copy(None if name is None else "", item) for item in value]
     return value

@@ -147,7 +147,7 @@ def make_tool(
     description: str | None = None,
 ) -> Tool[P, R]:
     """Returns the tool that a function is; see `tool`."""
-    shown = name or getattr(function, "__qualname__", repr(function)[:60])
+    shown = name or str(getattr(function, "__qualname__", repr(function)[:60]))
     known_effect = check_effect(effect, shown)
     _check_function(shown, function)
     own_name = name or cast(FunctionType, function).__name__
@@ -210,12 +210,20 @@ def _make_parameters(name: str, function: Callable[..., Any]) -> dict[str, Any]:
             raise ValueError(f"tool {name!r}: {what} has no schema: {error}") from error
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-    return {
+    parameters = {
         "type": "object",
         "properties": properties,
         "required": sorted(required),
         "additionalProperties": False,
     }
+    try:
+        hash_jcs(parameters)
+    except ValueError as error:
+        raise ValueError(
+            f"tool {name!r}: a bound or choice in its parameters has no canonical JSON form "
+            f"({error}): keep whole numbers within 2**53 - 1"
+        ) from error
+    return parameters
 
 
 def _read_hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from planaria.protocol.errors import (
     describe_error,
     error_to_wire,
 )
+from planaria.protocol.limits import HEARTBEAT_TIMEOUT_MS
 
 
 def main() -> int:
@@ -45,6 +46,10 @@ def _make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--children", type=int, default=None, help="most child processes at once")
     serve.add_argument("--take-over", action="store_true", help="end the one that holds the lock")
     serve.add_argument("--log", action="store_true", help="log to a file in the directory")
+    # For tests: nobody has a use for another time, and help doesn't show it.
+    serve.add_argument(
+        "--heartbeat-timeout-ms", type=int, default=HEARTBEAT_TIMEOUT_MS, help=argparse.SUPPRESS
+    )
     serve.add_argument("--announce", action="store_true", help="print its facts when it is ready")
     verify = add("verify", "check everything in the directory against its events")
     verify.add_argument("--json", action="store_true")
@@ -83,6 +88,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         directory,
         is_ephemeral=arguments.ephemeral,
         children_max=arguments.children,
+        heartbeat_timeout_ms=arguments.heartbeat_timeout_ms,
         on_ready=_announce if arguments.announce else None,
     )
 

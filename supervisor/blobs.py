@@ -1,6 +1,6 @@
 """The blob store: payloads too large for an event, on the disk before the event that names them.
 
-workers/blobs.py is its twin for children, which write the same files.
+sdk/blobstore.py is its twin for clients and children, which write the same files.
 """
 
 import os

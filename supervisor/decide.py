@@ -92,7 +92,7 @@ def _decide_report(system: SystemState, message: SessionReported) -> Decision:
         message.session_id,
         message.incarnation,
     )
-    if not is_bound:
+    if not is_bound and "no_incarnation_check" not in system.bugs:
         return _refuse(message, "stale_incarnation", "another process carries this session now")
     if session is None:
         known = process.reported

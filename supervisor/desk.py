@@ -18,6 +18,7 @@ from planaria.protocol.errors import (
     PlanariaError,
     ProtocolError,
     RunNotFoundError,
+    SupervisorUnavailableError,
     UsageError,
     WorkflowInvalidError,
     error_to_wire,
@@ -72,7 +73,7 @@ class Desk:
         self._followers: dict[str, list[tuple[Client, dict[str, Any]]]] = {}
         self._replies: list[tuple[Client, Any, PlanariaError | None]] = []
         self._later: list[tuple[Client, Callable[[], Any]]] = []
-        self.attached: dict[int, int] = {}  # pid -> pidfd of attached clients
+        self.attached: dict[bytes, int] = {}  # a client's link -> pidfd of its process
         self.is_stop_asked = False
 
     # -- requests --------------------------------------------------------------------------
@@ -94,8 +95,7 @@ class Desk:
         return None
 
     def _start_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
-        if self._kernel.system.is_stopping:
-            raise ConflictError(message="the supervisor is stopping and admits no run")
+        self._refuse_if_stopping()
         run_id = check_id(arguments["runId"], "run id")
         lock = arguments["lock"]
         version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
@@ -217,19 +217,27 @@ class Desk:
 
     def _attach(self, client: Client, arguments: dict[str, Any]) -> None:
         """Notes a client whose death or detachment may end a supervisor started for a call."""
+        self._refuse_if_stopping()
         pid = int(arguments["pid"])
-        if pid not in self.attached:
+        link = client[0]
+        if link not in self.attached:
             if len(self.attached) >= CLIENTS_MAX:
                 raise ConflictError(message=f"{CLIENTS_MAX} clients are attached already")
             try:
-                self.attached[pid] = os.pidfd_open(pid)
+                self.attached[link] = os.pidfd_open(pid)
             except OSError as error:
                 raise NotFoundError(message=f"no process {pid} to attach") from error
         self._reply_later(client, lambda: {"attached": True})
 
     def _detach(self, client: Client, arguments: dict[str, Any]) -> None:
-        self.forget_client(int(arguments["pid"]))
-        self._reply_later(client, lambda: {"attached": False})
+        """Lets a client go; says whether that was the last one, for which this process ran."""
+        self.forget_client(client[0])
+        self._reply_later(client, lambda: {"isEnding": self._kernel.system.is_stopping})
+
+    def _refuse_if_stopping(self) -> None:
+        """Sends a client on to the next supervisor, which starts when this one has ended."""
+        if self._kernel.system.is_stopping:
+            raise SupervisorUnavailableError(message=f"pid {os.getpid()} is stopping")
 
     def _stop(self, client: Client, arguments: dict[str, Any]) -> None:
         self.is_stop_asked = True
@@ -286,9 +294,9 @@ class Desk:
             system.runs.pop(run_id, None)
         system.ended.clear()
 
-    def forget_client(self, pid: int) -> None:
+    def forget_client(self, link: bytes) -> None:
         """Notes that a client is gone."""
-        descriptor = self.attached.pop(pid, None)
+        descriptor = self.attached.pop(link, None)
         if descriptor is not None:
             os.close(descriptor)
 

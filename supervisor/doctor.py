@@ -248,7 +248,7 @@ def _examine_providers() -> Iterator[Finding]:
         if not installed:
             text = f"{keys[0]} is set; pip install 'pydantic-ai-slim[{provider.extra}]' is missing"
             yield Finding(f"model {name}", WARNING, text, facts)
-        elif provider.keys and not keys:
+        elif provider.lacks_key(os.environ):
             text = f"installed; no key: {' or '.join(provider.keys)} is not set"
             yield Finding(f"model {name}", OK, text, facts)
         else:

@@ -1,14 +1,19 @@
-"""Faults that tests plant in a real supervisor: a kill at a named point, or a named bug.
+"""Faults that tests plant in a real supervisor and its children: a kill at a point, a bug by name.
 
 Nothing is planted unless the environment variable PLANARIA_TEST_FAULTS holds a JSON map:
 `{"point": "S6", "nth": 2, "ledger": path}` kills this process by SIGKILL when the point is hit for
-the nth time, and notes it in the ledger before; `{"bugs": ["acknowledge_before_commit"]}` switches
-a bug on, so that a sweep can be seen to find it.
+the nth time, and notes it in the ledger before. With `"action": "commit_error"` at S5 the disk
+refuses that commit's sync instead, once. `pause_ms` delays each commit, as a slow disk does.
+`{"child": {...}}` is handed to every child (see workers/trace.py). `{"bugs": [...]}` switches bugs
+on, so that a sweep can be seen to find them: acknowledge_before_commit, no_incarnation_check,
+random_call_ids (in the children), go_on_after_failed_commit.
 """
 
 import json
 import os
 import signal
+import time
+from typing import Any
 
 VARIABLE = "PLANARIA_TEST_FAULTS"
 
@@ -28,9 +33,14 @@ class Faults:
 
     def __init__(self, text: str = "") -> None:
         planted = json.loads(text) if text else {}
-        self.bugs = frozenset(planted.get("bugs", ()))
+        self.bugs: frozenset[str] = frozenset(planted.get("bugs", ()))
+        self.child: dict[str, Any] = planted.get("child", {})
+        if "random_call_ids" in self.bugs:
+            self.child = {**self.child, "random_call_ids": True}
         self._point: str | None = planted.get("point")
         self._nth = int(planted.get("nth", 1))
+        self._action: str = planted.get("action", "kill")
+        self._pause_seconds = planted.get("pause_ms", 0) / 1_000
         self._ledger: str | None = planted.get("ledger")
         self.is_planted = bool(planted)
 
@@ -40,15 +50,26 @@ class Faults:
         return cls(os.environ.pop(VARIABLE, ""))
 
     def hit(self, point: str) -> None:
-        """Tells that a point is reached; the process may end here."""
+        """Tells that a point is reached; the process may end here.
+
+        Raises:
+            OSError: from the disk, as it were; with the action `commit_error`.
+        """
         name = POINTS.get(point, point)
+        if name == "S4":
+            time.sleep(self._pause_seconds)
         if name != self._point:
             return
         self._nth -= 1
         if self._nth == 0:
-            if self._ledger is not None:
-                with open(self._ledger, "a") as file:
-                    file.write(f"{name} {os.getpid()}\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+            self._note(name)
+            if self._action == "commit_error":
+                raise OSError(5, "planted: the disk refuses")
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _note(self, name: str) -> None:
+        if self._ledger is not None:
+            with open(self._ledger, "a") as file:
+                file.write(f"{name} {os.getpid()}\n")
+                file.flush()
+                os.fsync(file.fileno())

@@ -67,6 +67,7 @@ from .timers import next_due
 QUIET_US = 3_000  # after a death its link is read until it was still for this long
 POLL_MAX_MS = 1_000
 IDLE_PAUSES_MAX = 1
+FIRST_CLIENT_MS = 60_000  # twice what clients wait for a start (START_SECONDS of discovery.py)
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Loop:
         self._faults = faults
         self._is_ephemeral = is_ephemeral
         self._was_attached = False
+        self._attach_deadline = read_clock().mono + FIRST_CLIENT_MS * 1_000
         self._tokens: dict[str, str] = {}  # token -> process id
         self._launched: dict[str, Launched] = {}
         self._early: dict[str, tuple[bytes, Hello, int | None]] = {}  # hello before its Launched
@@ -149,8 +151,12 @@ class Loop:
         if due == 0:
             messages.append(Tick())
         turns = [self._kernel.handle(message, now) for message in messages]
-        self._commit(turns)
-        self._act(turns)
+        if "acknowledge_before_commit" in self._faults.bugs:
+            self._act(turns)
+            self._commit(turns)
+        else:
+            self._commit(turns)
+            self._act(turns)
         self._desk.evict()
         self._storage.log.checkpoint_if_due(idle=not messages)
 
@@ -179,11 +185,14 @@ class Loop:
     def _must_stop(self) -> bool:
         if self._signals_seen or self._desk.is_stop_asked:
             return True
-        for pid, descriptor in list(self._desk.attached.items()):
+        for link, descriptor in list(self._desk.attached.items()):
             self._was_attached = True
             if _is_dead(descriptor):
-                self._desk.forget_client(pid)
-        return self._is_ephemeral and self._was_attached and not self._desk.attached
+                self._desk.forget_client(link)
+        if not self._is_ephemeral or self._desk.attached:
+            return False
+        # Who started it may have died before it could attach.
+        return self._was_attached or read_clock().mono > self._attach_deadline
 
     def _reason_to_end(self, now: Now) -> str | None:
         if self._signals_seen > 1:
@@ -346,8 +355,6 @@ class Loop:
                 "admissionHash": "sha256:" + self._storage.log.first_hash(event).hex(),
             }
             events.append(self._make_system_event("RunRecorded", recorded))
-        if "acknowledge_before_commit" in self._faults.bugs:
-            self._act(turns)
         self._append(events)
         self._desk.note_events(events)
 
@@ -355,6 +362,8 @@ class Loop:
         try:
             self._storage.log.append(events)
         except CommitUnknownError as error:
+            if "go_on_after_failed_commit" in self._faults.bugs:
+                return
             sys.stderr.write(
                 f"planaria: a commit failed: {error}. Nobody can say now what is on the disk, so "
                 "nothing is acknowledged; start the supervisor again to read what is there\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 from planaria.protocol.errors import EXIT_DATA_DIRECTORY, EXIT_DONE, PlanariaError
 from planaria.protocol.ids import SYSTEM_RUN_ID, derive_id
-from planaria.protocol.limits import CHILDREN_MAX, CHILDREN_PER_CORE
+from planaria.protocol.limits import CHILDREN_MAX, CHILDREN_PER_CORE, HEARTBEAT_TIMEOUT_MS
 
 from .blobs import BlobStore
 from .children import Children
@@ -52,6 +52,7 @@ def serve(
     *,
     is_ephemeral: bool = False,
     children_max: int | None = None,
+    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
     on_ready: OnReady | None = None,
 ) -> int:
     """Runs the supervisor of a data directory until it is asked to end; returns the exit code.
@@ -69,11 +70,12 @@ def serve(
     faults.hit("S1")
     trace = faults.hit if faults.is_planted else None
     log = EventLog.open(directory.events, trace=trace)
+    log.goes_on_after_failure = "go_on_after_failed_commit" in faults.bugs
     faults.hit("S2")
     blobs = BlobStore(directory.blobs, trace)
     storage = Storage(directory, log, blobs)
     try:
-        code = _serve(storage, faults, is_ephemeral, children_max, on_ready)
+        code = _serve(storage, faults, is_ephemeral, children_max, heartbeat_timeout_ms, on_ready)
     finally:
         log.close()
         lock.release()
@@ -85,6 +87,7 @@ def _serve(
     faults: Faults,
     is_ephemeral: bool,
     children_max: int | None,
+    heartbeat_timeout_ms: int,
     on_ready: OnReady | None,
 ) -> int:
     directory, log = storage.directory, storage.log
@@ -94,11 +97,13 @@ def _serve(
         epoch=log.epoch + 1,
         boot_id=boot_id(),
         children_max=children_max or min(CHILDREN_PER_CORE * cores, CHILDREN_MAX),
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
+        bugs=faults.bugs,
     )
     kernel = Kernel(system, library)
     socket_path = choose_socket_path(directory)
     sockets = Sockets(socket_path)
-    outfit = Outfit(directory, sockets.endpoint)
+    outfit = Outfit(directory, sockets.endpoint, faults.child)
     marker = derive_id("pd_", str(directory.root.resolve()))
     children = Children(
         target=CHILD_TARGET,
@@ -116,6 +121,7 @@ def _serve(
     }
     desk = Desk(kernel, log, library, storage.blobs, facts)
     loop = Loop(kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral)
+    outfit.remove_blank_outputs()
     children.start()
     try:
         started = {name: facts[name] for name in ("supervisorId", "pid", "epoch", "version")}
@@ -131,6 +137,7 @@ def _serve(
         faults.hit("S15")
     finally:
         children.close()
+        outfit.remove_blank_outputs()
         sockets.close()
         remove_supervisor_json(directory)
     loop.record("SupervisorStopped", {"epoch": system.epoch, "reason": reason})
@@ -165,7 +172,12 @@ def _raise_limits() -> None:
 
 
 def run_from_command_line(
-    root: Path, *, is_ephemeral: bool, children_max: int | None, on_ready: OnReady | None = None
+    root: Path,
+    *,
+    is_ephemeral: bool,
+    children_max: int | None,
+    heartbeat_timeout_ms: int = HEARTBEAT_TIMEOUT_MS,
+    on_ready: OnReady | None = None,
 ) -> int:
     """Serves, and turns what can go wrong into one sentence and an exit code."""
     logging.basicConfig(
@@ -174,7 +186,13 @@ def run_from_command_line(
         stream=sys.stderr,
     )
     try:
-        return serve(root, is_ephemeral=is_ephemeral, children_max=children_max, on_ready=on_ready)
+        return serve(
+            root,
+            is_ephemeral=is_ephemeral,
+            children_max=children_max,
+            heartbeat_timeout_ms=heartbeat_timeout_ms,
+            on_ready=on_ready,
+        )
     except PlanariaError as error:
         sys.stderr.write(f"planaria: {error}\n")
         return error.exit_code or EXIT_DATA_DIRECTORY

@@ -20,9 +20,13 @@ ALLOWED = frozenset(
 class Outfit:
     """Makes the specs of blank children and completes the sessions that they get."""
 
-    def __init__(self, directory: DataDirectory, endpoint: str) -> None:
+    def __init__(
+        self, directory: DataDirectory, endpoint: str, planted: dict[str, Any] | None = None
+    ) -> None:
+        """`planted` are the faults of tests for children; see faults.py."""
         self._directory = directory
         self._endpoint = endpoint
+        self._planted = planted or {}
         self._environment = dict(os.environ)
 
     def base_environment(self) -> dict[str, str]:
@@ -31,13 +35,19 @@ class Outfit:
 
     def make_spec(self, process_id: str) -> dict[str, Any]:
         """Returns what a blank child is started with."""
-        return {
+        spec: dict[str, Any] = {
             "endpoint": self._endpoint,
             "directory": str(self._directory.root),
             "environment": self.base_environment(),
             "log_path": str(self._directory.runs / f".{process_id}.log"),
             "title": f"planaria {process_id}",
         }
+        return {**spec, "trace": self._planted} if self._planted else spec
+
+    def remove_blank_outputs(self) -> None:
+        """Removes what processes printed that got no session; the others took theirs along."""
+        for path in self._directory.runs.glob(".p*.log"):
+            path.unlink(missing_ok=True)
 
     def equip(self, session: dict[str, Any]) -> None:
         """Adds what must not stand in the log: the environment that the workflow named."""

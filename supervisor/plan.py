@@ -111,8 +111,13 @@ def _make_scope(
 ) -> ScopePlan:
     graph = build_graph([_make_node(step) for step in steps])
     on_loop = frozenset().union(*(loop.members for loop in graph.loops))
+    # Of a decision on a loop: in each pass it runs one of the loops' steps, or it would never end.
+    decisions_max = 1 + sum(
+        steps[index].get("maxVisits", 1) for index in on_loop if steps[index]["uses"] != "decision"
+    )
     plans = tuple(
-        _make_step(index, step, index in on_loop, lock) for index, step in enumerate(steps)
+        _make_step(index, step, decisions_max if index in on_loop else 0, lock)
+        for index, step in enumerate(steps)
     )
     output_index = graph.ids.index(output_step) if output_step else None
     return ScopePlan(steps=plans, graph=graph, output_step=output_index)
@@ -128,13 +133,14 @@ def _make_node(step: dict[str, Any]) -> Node:
     return Node(step["id"], tuple(step.get("needs", ())), is_decision, targets)
 
 
-def _make_step(index: int, step: dict[str, Any], on_loop: bool, lock: dict[str, Any]) -> StepPlan:
+def _make_step(index: int, step: dict[str, Any], decisions_max: int, lock: dict[str, Any]) -> StepPlan:
     kind = step["uses"]
     arguments = step.get("with", {})
     output = step.get("output", {})
     visits_max = step.get("maxVisits", 1)
     extra: dict[str, Any] = {}
     if kind == "decision":
+        visits_max = decisions_max or 1
         extra["cases"] = tuple(
             (parse_template(case["when"]), case["to"]) for case in arguments.get("cases", ())
         )
@@ -154,7 +160,7 @@ def _make_step(index: int, step: dict[str, Any], on_loop: bool, lock: dict[str, 
         id=step["id"],
         kind=kind,
         document=step,
-        multi=visits_max > 1 or (kind == "decision" and on_loop),
+        multi=step.get("maxVisits", 1) > 1 or (kind == "decision" and decisions_max > 0),
         visits_max=visits_max,
         retry=_make_retry(step.get("retry")),
         timeout_ms=_read_timeout(step),

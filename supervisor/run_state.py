@@ -97,6 +97,7 @@ class StepState:
     status: str = PENDING
     outputs: list[Value] = field(default_factory=list)
     chosen: str | None = None
+    is_called_back: bool = False  # a back edge has chosen it, and it hasn't started since
     attempt: int = 0
     attempt_started_at: int = 0
     error: Error | None = None

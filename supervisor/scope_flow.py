@@ -55,6 +55,7 @@ def rerun(run: RunState, scope: ScopeState, loop: Loop) -> None:
     for index in loop.members:
         scope.steps[index].status = PENDING
         scope.steps[index].chosen = None
+    scope.steps[loop.target].is_called_back = True
     _examine(run, scope, loop.target)
 
 
@@ -74,26 +75,35 @@ def _examine(run: RunState, scope: ScopeState, index: int) -> None:
     if path in run.steps:
         return
     choosers, needs = graph.choosers[index], graph.needs[index]
-    if choosers and not any(steps[d].chosen == step.plan.id for d in choosers):
+    is_chosen = step.is_called_back or any(steps[d].chosen == step.plan.id for d in choosers)
+    step.is_called_back = False
+    if choosers and not is_chosen:
         run.steps[path] = step
         run.owe("skip", path, detail="not_chosen")
     elif needs and not any(steps[n].status == COMPLETED for n in needs):
         run.steps[path] = step
         run.owe("skip", path, detail="needs_skipped")
-    elif step.plan.kind != "decision" and step.visit_index >= step.plan.visits_max:
-        error = {
-            "name": "MaxVisitsExceeded",
-            "message": f"step {step.plan.id!r} would start visit {step.visit_index}, but "
-            f"maxVisits is {step.plan.visits_max}. Raise it, or let the decision leave earlier",
-            "causeCode": "max_visits_exceeded",
-            "retriable": False,
-        }
-        fail_scope(run, scope, error, path)
+    elif step.visit_index >= step.plan.visits_max:
+        fail_scope(run, scope, _too_many_visits(step), path)
     else:
         step.status = READY
         step.attempt = 0
         run.steps[path] = step
         run.owe("start", path)
+
+
+def _too_many_visits(step: StepState) -> dict[str, Any]:
+    limit, advice = f"maxVisits is {step.plan.visits_max}", "Raise it, or leave the loop earlier"
+    if step.plan.kind == "decision":
+        limit = f"the steps on loops beside it have {step.plan.visits_max - 1} visits together"
+        advice = "Its loop skips the steps that it should run: let it choose one of them, or leave"
+    return {
+        "name": "MaxVisitsExceeded",
+        "message": f"step {step.plan.id!r} would start visit {step.visit_index}, but {limit}. "
+        f"{advice}",
+        "causeCode": "max_visits_exceeded",
+        "retriable": False,
+    }
 
 
 def fail_scope(run: RunState, scope: ScopeState, error: dict[str, Any], path: str) -> None:

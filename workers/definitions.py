@@ -8,7 +8,7 @@ from planaria.protocol.codec import Json, hash_value
 from planaria.protocol.values import ValueType
 
 from .failures import StepConfigError
-from .loading import load_definition
+from .loading import load_parts
 
 
 class Tool(Protocol):
@@ -45,7 +45,7 @@ class Definitions:
     """Loads each source once in a process; user code is imported here and nowhere before."""
 
     def __init__(self, modules_directory: Path, load: Load | None = None) -> None:
-        self._load = load or (lambda source: load_definition(source, modules_directory))
+        self._load = load or (lambda source: load_parts(source, modules_directory))
         self._loaded: dict[str, Definition] = {}
 
     def find(self, source: Mapping[str, Any]) -> Definition:
@@ -57,11 +57,12 @@ class Definitions:
         """
         key = hash_value(source)
         if key not in self._loaded:
-            loaded = self._load(source)
+            loaded: Any = self._load(source)
             if not hasattr(loaded, "tools") or not hasattr(loaded, "models"):
                 message = f"{source.get('entry')!r} is a {type(loaded).__name__}, no Workflow"
                 raise StepConfigError(message=message)
-            self._loaded[key] = loaded
+            found: Definition = loaded
+            self._loaded[key] = found
         return self._loaded[key]
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic_ai import Agent, FunctionToolset
 from pydantic_ai import Tool as AgentTool
+from pydantic_ai.agent.abstract import AbstractAgent
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
 
@@ -39,7 +40,7 @@ async def run_generate_step(
     slot = asked["model"]
     found = find_model(definition, slot)
     try:
-        agent = found if isinstance(found, Agent) else getattr(found, "agent", None)
+        agent: Any = found if isinstance(found, AbstractAgent) else getattr(found, "agent", None)
         if agent is not None:
             return await _run_own(agent, found, step, tools, session, values.input(), journal)
         outcome = await run_generate(
@@ -108,7 +109,7 @@ async def _run_own(
 
 
 def _make_deps(slot: str, worker: Any) -> Any:
-    factory = None if isinstance(worker, Agent) else getattr(worker, "deps", None)
+    factory = None if isinstance(worker, AbstractAgent) else getattr(worker, "deps", None)
     if not callable(factory):
         return factory
     try:

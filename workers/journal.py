@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from planaria.blobstore import BlobStore
 from planaria.calls import CURRENT_CALL, CallContext
 from planaria.protocol.codec import Json, hash_value, sort_keys
 from planaria.protocol.effects import make_idempotency_key
@@ -20,7 +21,6 @@ from planaria.protocol.payloads import Ref, load_value, read_field, split_payloa
 from planaria.protocol.values import check_json
 
 from . import trace
-from .blobs import BlobStore
 from .comparison import check_call, describe_difference, is_same, read_args, refuse_args
 from .failures import describe_call_error
 from .link import Link, Report, Reports
@@ -86,7 +86,7 @@ class Journal:
             ValueRefusedError: the arguments can't be recorded.
         """
         check_json(args, path="$.args")
-        call = call_id(self._session.id, position)
+        call = trace.alter_call_id(call_id(self._session.id, position))
         record = self._history.calls.get(call)
         if record is not None:
             check_call(self._session.id, position, record, "tool_call", tool_name)
@@ -118,7 +118,7 @@ class Journal:
             RecordedError: the model failed, now or in an earlier process.
             ReplayMismatchError: another kind of call stands at this position.
         """
-        call = call_id(self._session.id, position)
+        call = trace.alter_call_id(call_id(self._session.id, position))
         record = self._history.calls.get(call)
         check_json([request, settings], path="$.request")
         request_hash = hash_value(request)
@@ -148,7 +148,7 @@ class Journal:
             RecordedError: it raised, now or in an earlier process.
             ReplayMismatchError: another operation stands at this position.
         """
-        call = call_id(self._session.id, position)
+        call = trace.alter_call_id(call_id(self._session.id, position))
         record = self._history.calls.get(call)
         if record is not None:
             check_call(self._session.id, position, record, "operation", name)

@@ -19,7 +19,7 @@ from typing import Any
 
 from planaria.loading_guard import StopLoading, loading
 from planaria.protocol.errors import IntegrityError, UserCodeError
-from planaria.snapshot import is_pinned_path
+from planaria.snapshot import is_pinned_path, verify_pin
 
 LOADED_SUFFIX = "__planaria"  # a script is loaded under another name, never as __main__
 _NEAR_NAMES_MAX = 5
@@ -42,16 +42,46 @@ def load_definition(source: Mapping[str, Any], modules_dir: Path) -> object:
             message=f"the pinned modules {source['modulesRef']} are missing in {modules_dir}; "
             "restore the data directory, or start a new run"
         )
+    if source["kind"] == "dill":
+        return _open_prompt_definition(pin, source)
     set_import_path(pin, root, source["paths"])
     target, _, name = str(source["entry"]).rpartition(":")
     if not target or source["kind"] == "lwir":
         target, name = target or name, ""
     loaded = _Loader(pin, root)
+    if source["kind"] == "lwir" and source["file"] is None:
+        return ModuleType(target)  # a document without tools needs no module
     if source["kind"] == "module":
         module = loaded.import_module(target)
     else:
         module = loaded.load_file(pin / str(source["file"]))
     return loaded.find_name(module, name) if name else module
+
+
+def load_parts(source: Mapping[str, Any], modules_dir: Path) -> object:
+    """Returns what a source names, with its `tools` and `models`: for kind `lwir` its module's.
+
+    Raises:
+        UserCodeError, IntegrityError: as load_definition.
+    """
+    loaded = load_definition(source, modules_dir)
+    if source["kind"] == "lwir" and isinstance(loaded, ModuleType):
+        # Imported here: what loads no document needs nothing of it.
+        from planaria.definition import collect_parts
+
+        return collect_parts(loaded, source.get("models"))
+    return loaded
+
+
+def _open_prompt_definition(pin: Path, source: Mapping[str, Any]) -> object:
+    """Opens what was made at a prompt; its imports are the live modules of that prompt."""
+    from planaria.prompt_definition import open_definition
+
+    # Opening runs what stands there: it has to be what was stored.
+    verify_pin(pin.parent, pin.name)
+    live = [entry["live"] for entry in source["paths"]]
+    sys.path[:] = list(dict.fromkeys([*live, *(path for path in sys.path if path)]))
+    return open_definition((pin / str(source["file"])).read_bytes())
 
 
 def set_import_path(pin: Path, root: Path, paths: Sequence[Mapping[str, str]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from planaria.protocol.messages import Hello, Refused, encode_frame
 
 from . import trace
+from .captured_output import CapturedOutput
 from .channel import Channel, open_context
 from .heartbeat import start_heartbeat
 from .worker import EXIT_REFUSED, Worker
@@ -33,15 +34,19 @@ def main(spec: Mapping[str, Any], token: bytes) -> None:
         trace.install(spec["trace"])
     trace.hit("C0")
     code = EXIT_FAILED
+    output = CapturedOutput(
+        Path(spec["directory"]), str(spec.get("process_id")), spec.get("log_path")
+    )
     try:
-        code = asyncio.run(_serve(spec, token))
+        code = asyncio.run(_serve(spec, token, output))
     except BaseException:
         traceback.print_exc()
     finally:
+        output.close()
         _exit(code)
 
 
-async def _serve(spec: Mapping[str, Any], token: bytes) -> int:
+async def _serve(spec: Mapping[str, Any], token: bytes, output: CapturedOutput) -> int:
     context = open_context()
     channel = Channel(context, spec["endpoint"])
     channel.send_first(encode_frame([Hello(token.hex(), os.getpid())]))
@@ -49,7 +54,7 @@ async def _serve(spec: Mapping[str, Any], token: bytes) -> int:
     start_heartbeat(lambda: Channel(context, spec["endpoint"]), token.hex())
     loop = asyncio.get_running_loop()
     sender = _DrainingSender(channel, loop)
-    worker = Worker(sender, Path(spec["directory"]), on_refused=_exit_refused)
+    worker = Worker(sender, Path(spec["directory"]), on_refused=_exit_refused, output=output)
     sender.take = worker.link.take
     loop.add_reader(channel.fileno(), sender.drain)
     if spec.get("alive_fd") is not None:

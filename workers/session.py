@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planaria.blobstore import BlobStore
 from planaria.protocol.codec import Json, pack
 from planaria.protocol.expression_operations import WORK_MAX, Budget, write_text
 from planaria.protocol.payloads import Ref, load_value
 from planaria.protocol.templates import Template, parse_template
-
-from .blobs import BlobStore
 
 # A child delays nobody but its own step, so it may do more than the supervisor's loop.
 CHILD_WORK_MAX = 10 * WORK_MAX

@@ -43,7 +43,7 @@ class ToolRunner:
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
         value, raised = await loop.run_in_executor(
-            self._threads, context.run, _call, tool.function, arguments
+            self._threads, lambda: context.run(_call, tool.function, arguments)
         )
         if raised is not None:
             if not quiet:

@@ -26,6 +26,7 @@ _AT_SEND = ("C4", "C10", "C13")
 _AT_COMMIT = ("C5", "C11", "C14")
 
 _hit: Callable[[str], None] | None = None
+_has_random_ids = False
 
 
 def hit(point: str) -> None:
@@ -51,9 +52,13 @@ def install(plan: Mapping[str, Any]) -> None:
 
     `plan` is {point, nth (1), action (kill, stop or exit), ledger?, times (1)}. Each time is
     written to the ledger before it happens, so that a kill that never came is seen, and so that
-    a successor with the same plan is spared after `times`.
+    a successor with the same plan is spared after `times`. With `random_call_ids` it plants that
+    bug too, or only that.
     """
-    global _hit
+    global _hit, _has_random_ids
+    _has_random_ids = bool(plan.get("random_call_ids"))
+    if "point" not in plan:
+        return
     point, nth, ledger = plan["point"], plan.get("nth", 1), plan.get("ledger")
     action, times = plan.get("action", "kill"), plan.get("times", 1)
     assert point in POINTS, f"{point!r} is no point of a child"
@@ -73,10 +78,15 @@ def install(plan: Mapping[str, Any]) -> None:
     _hit = act
 
 
+def alter_call_id(call: str) -> str:
+    """Returns the id as it is, unless a test has planted the bug of random ones."""
+    return f"call_{os.urandom(12).hex()}" if _has_random_ids else call
+
+
 def uninstall() -> None:
     """Makes the points do nothing again; for tests that stay in one process."""
-    global _hit
-    _hit = None
+    global _hit, _has_random_ids
+    _hit, _has_random_ids = None, False
 
 
 def _hit_kinds(events: Iterable[Any], points: tuple[str, str, str]) -> None:

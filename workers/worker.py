@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from planaria.blobstore import BlobStore
 from planaria.protocol.errors import ProtocolError
 from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import Refused
 
-from .blobs import BlobStore
+from .captured_output import CapturedOutput
 from .definitions import Definitions
 from .journal import Journal, open_journal
 from .link import ANSWER_SECONDS, Link, Sender
@@ -35,6 +36,7 @@ class Worker:
         on_refused: Callable[[Refused], None] | None = None,
         answer_seconds: float = ANSWER_SECONDS,
         effects_wait_seconds: float = EFFECTS_WAIT_SECONDS,
+        output: CapturedOutput | None = None,
     ) -> None:
         """`on_refused` has to end the process: another one carries its session already."""
         self.link = Link(
@@ -50,6 +52,7 @@ class Worker:
         self._directory = directory
         self._blobs = BlobStore(directory / "artifacts" / "blobs")
         self._effects_wait_seconds = effects_wait_seconds
+        self._output = output or CapturedOutput(directory, "", None)
         self._session: asyncio.Task[None] | None = None
         self._journal: Journal | None = None
         self._stop_reason: str | None = None
@@ -133,6 +136,7 @@ class Worker:
         """Carries out the step and reports its end, after every call of it has been settled."""
         attempt = Attempt(session, StepValues(session, self._blobs), journal)
         try:
+            self._output.begin(session.run_id)
             self._outfit(session)
             end = make_success(await self.steps.run(attempt))
         except asyncio.CancelledError:
@@ -140,11 +144,13 @@ class Worker:
             if reason is None:
                 raise
             await journal.drain(self._effects_wait_seconds)
+            self._output.end(session.id)
             journal.end(make_cancellation(session, reason))
             return
         except Exception as error:
             end = make_failure(session, error)
         await journal.drain()
+        self._output.end(session.id)
         try:
             journal.end(end)
         except ProtocolError as error:  # an output that is larger than a blob may be

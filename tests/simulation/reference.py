@@ -6,6 +6,7 @@ start a step that is ready or to finish one that has been started. The output mu
 whatever `pick` does. A step sees what it sees when it starts; its answer counts when it finishes.
 """
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from planaria.protocol.expressions import ExpressionError
 from planaria.protocol.schemas import validate_value
-from planaria.protocol.templates import parse_template
+from planaria.protocol.templates import Template, parse_template
 
 Json = Any
 Step = dict[str, Json]
@@ -31,6 +32,11 @@ class Failed(Exception):
         self.cause, self.path, self.may_retry = cause, path, may_retry
 
 
+@functools.cache
+def parse(text: str) -> Template:
+    return parse_template(json.loads(text))
+
+
 class Map:
     """Who comes before whom among the steps of one list."""
 
@@ -39,16 +45,19 @@ class Map:
         self.names = [step["id"] for step in steps]
         self.deps = {name: list(self.steps[name].get("needs", [])) for name in self.names}
         choices = [(d, t) for d in self.names for t in self._targets(d)]
-        back = [(d, t) for d, t in choices if self.is_before(t, d) or t == d]
+        back = [(d, t) for d, t in choices if self._leads(t, d) or t == d]
         self.forward: list[tuple[str, str]] = []
         for decision, target in choices:
             if (decision, target) in back:
                 continue
-            if self.is_before(target, decision):
+            if self._leads(target, decision):
                 back.append((decision, target))
             else:
                 self.forward.append((decision, target))
                 self.deps[target].append(decision)
+        self.before = {
+            name: {other for other in self.names if self._leads(other, name)} for name in self.names
+        }
         self.loops = {(d, t): self._between(t, d) for d, t in back}
 
     def _targets(self, name: str) -> list[str]:
@@ -60,6 +69,9 @@ class Map:
 
     def is_before(self, one: str, other: str) -> bool:
         """Says whether a way over deps leads from one step to the other."""
+        return one in self.before[other]
+
+    def _leads(self, one: str, other: str) -> bool:
         seen: set[str] = set()
         waiting = list(self.deps[other])
         while waiting:
@@ -75,17 +87,24 @@ class Map:
         inner = {n for n in self.names if self.is_before(target, n) and self.is_before(n, decision)}
         return inner | {target, decision}
 
-    def waits_for(self, name: str) -> set[str]:
+    @functools.cached_property
+    def waits(self) -> dict[str, set[str]]:
+        return {name: self._waits_for(name) for name in self.names}
+
+    def _waits_for(self, name: str) -> set[str]:
         """Returns what must be settled first: its deps, and whoever may still run one of those."""
         found = set(self.deps[name])
+        import os
+        mode=os.environ.get("MODE","A")
         while True:
             more = {
                 decision
                 for (decision, _), members in self.loops.items()
                 if name not in members and members & found
+                and not (mode=="C" and self.is_before(name, decision))
             }
-            if more <= found:
-                return found
+            if more <= found or mode=="A":
+                return found|more
             found |= more
 
     def is_on_loop(self, name: str) -> bool:
@@ -93,9 +112,16 @@ class Map:
 
     def is_multi(self, name: str) -> bool:
         step = self.steps[name]
-        return step.get("maxVisits", 1) > 1 or (
-            step["uses"] == "decision" and self.is_on_loop(name)
-        )
+        is_decision = step["uses"] == "decision"
+        return step.get("maxVisits", 1) > 1 or (is_decision and self.is_on_loop(name))
+
+    def visits_max(self, name: str) -> int:
+        """Returns how many visits a step may have; a decision, as many as there is work for it."""
+        if self.steps[name]["uses"] != "decision" or not self.is_on_loop(name):
+            return int(self.steps[name].get("maxVisits", 1))
+        on_loops = [n for n in self.names if self.is_on_loop(n)]
+        work = [self.steps[n] for n in on_loops if self.steps[n]["uses"] != "decision"]
+        return 1 + sum(int(step.get("maxVisits", 1)) for step in work)
 
     def may_see(self, name: str, other: str) -> bool:
         """Says whether a step may refer to another: it comes before it, or shares a loop."""
@@ -117,13 +143,14 @@ class Place:
     outputs: dict[str, list[Json]] = field(default_factory=dict)
     chosen: dict[str, str] = field(default_factory=dict)
     history: list[Any] = field(default_factory=list)  # names as they completed, loops as sets
+    called: set[str] = field(default_factory=set)  # chosen by a back edge, not started since
     answers: dict[str, Json] = field(default_factory=dict)  # of steps that have only started
 
     def is_settled(self, name: str) -> bool:
         return self.state.get(name) in ("completed", "skipped")
 
     def is_ready(self, name: str) -> bool:
-        return name not in self.state and all(map(self.is_settled, self.map.waits_for(name)))
+        return name not in self.state and all(map(self.is_settled, self.map.waits[name]))
 
     def visit_path(self, name: str) -> str:
         prefix = f"{self.path}." if self.path else ""
@@ -182,12 +209,14 @@ class Interpreter:
         step = place.map.steps[name]
         choosers = [d for d, t in place.map.forward if t == name]
         needs = step.get("needs", [])
-        not_chosen = choosers and all(place.chosen.get(d) != name for d in choosers)
+        is_called = name in place.called
+        place.called.discard(name)
+        not_chosen = choosers and not is_called and name not in map(place.chosen.get, choosers)
         if not_chosen or (needs and all(place.state[n] == "skipped" for n in needs)):
             place.state[name] = "skipped"
             return
         visits = len(place.outputs.get(name, []))
-        if step["uses"] != "decision" and visits >= step.get("maxVisits", 1):
+        if visits >= place.map.visits_max(name):
             raise Failed("max_visits_exceeded", place.visit_path(name))
         place.answers[name] = self._attempt(place, name)
         place.state[name] = "started"
@@ -203,6 +232,7 @@ class Interpreter:
         loop = place.map.loops.get((name, output["chosen"]))
         if loop is not None:
             place.history.append(loop)
+            place.called.add(output["chosen"])
             for member in loop:
                 del place.state[member]
                 place.chosen.pop(member, None)
@@ -276,13 +306,13 @@ class Interpreter:
 
     def _key(self, place: Place, name: str, template: Json, item: Json) -> str:
         roots = {**self._roots(place, name), "item": item}
-        key = parse_template(template).evaluate(roots)
+        key = parse(json.dumps(template)).evaluate(roots)
         if isinstance(key, str):
             return key
         return json.dumps(key, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def _evaluate(self, place: Place, name: str, template: Json) -> Json:
-        return parse_template(template).evaluate(self._roots(place, name))
+        return parse(json.dumps(template)).evaluate(self._roots(place, name))
 
     def _roots(self, place: Place, name: str) -> dict[str, Json]:
         steps: dict[str, Json] = {}

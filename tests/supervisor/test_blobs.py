@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from planaria.blobstore import BlobStore as ChildBlobStore
 from planaria.protocol.blobs import blob_path, blob_ref, check_blob_ref
 from planaria.protocol.errors import DataDirectoryError, IntegrityError, ProtocolError
 from planaria.protocol.limits import BLOB_BYTES_MAX
 from planaria.supervisor.blobs import BlobStore
-from planaria.workers.blobs import BlobStore as ChildBlobStore
 
 HEX = sha256(b"hello").hexdigest()
 REF = {"ref": f"sha256/{HEX[:2]}/{HEX}", "sha256": f"sha256:{HEX}", "size": 5}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from planaria.blobstore import BlobStore
 from planaria.calls import current_call
 from planaria.protocol.codec import canonical_bytes, hash_bytes
 from planaria.protocol.errors import RecordedError, ReplayMismatchError, ValueRefusedError
 from planaria.protocol.limits import INLINE_BYTES_MAX
-from planaria.workers.blobs import BlobStore
 from planaria.workers.journal import Journal, open_journal
 from planaria.workers.link import Link
 from planaria.workers.outcomes import Body

@@ -13,11 +13,11 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent
 
+from planaria.blobstore import BlobStore
 from planaria.calls import current_call
 from planaria.protocol.limits import INLINE_BYTES_MAX
 from planaria.protocol.payloads import Ref, read_field
 from planaria.protocol.values import ValueType
-from planaria.workers.blobs import BlobStore
 
 from .memory_supervisor import (
     MemorySupervisor,
@@ -86,7 +86,9 @@ def test_every_kind_of_value_reaches_the_tool_and_the_log(
     assert ["tool_call.started", "tool_call.succeeded", "execute_step.succeeded"] == log.kinds()
 
 
-def test_read_step_is_one_append(tmp_path: Path) -> None:
+def test_read_step_is_one_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.workers.link.LINGER_SECONDS", 60)
+
     async def run() -> list[list[Any]]:
         supervisor = MemorySupervisor()
         process = Process(supervisor, tmp_path, make_definition(MemoryTool("one", lambda: 1)))

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ledger import LedgerReader
-from planaria import Client
 from watch import SessionView, Watch
 
+from planaria import Client
+
 END_SECONDS = 10.0  # a process that got SIGKILL and isn't gone by then hangs in the kernel
+EVENTS_WAITED_MAX = 10  # for a process inside of a call to come by
 KILLS_PER_SESSION_MAX = 2  # planaria's restart intensity gives up after more than five a minute
 
 
@@ -63,8 +65,9 @@ class Killer:
         ]
         self.chance.shuffle(living)
         # Every third one anyhow, so that kills also meet a start, a replay or a wait for a commit.
-        if len(self.done) % 3 != 2:
-            living.sort(key=lambda session: session.pid not in in_call)
+        is_late = self.watch.events >= self.plan[0][0] + EVENTS_WAITED_MAX
+        if len(self.done) % 3 != 2 and not is_late:
+            living = [session for session in living if session.pid in in_call]
         for session in living:
             if kill_process(session.pid, session.start_time):
                 return self._note_child(session, session.pid in in_call)

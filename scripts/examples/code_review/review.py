@@ -77,6 +77,18 @@ class Ranking(BaseModel):
     failed: list[str]
 
 
+def find_files(folders: list[str]) -> list[File]:
+    """Returns the Python files below some folders, by name."""
+    files = [
+        File(key=f"{Path(folder).name}/{path.relative_to(folder).as_posix()}", path=str(path))
+        for folder in folders
+        for path in sorted(Path(folder).rglob("*.py"))
+    ]
+    if len(files) > FILES_MAX:
+        raise ValueError(f"{len(files)} files, at most {FILES_MAX}: name smaller folders")
+    return files
+
+
 def note_call(name: str):
     """Returns the context in which a tool's work stands in the ledger."""
     current = current_call()
@@ -87,14 +99,7 @@ def note_call(name: str):
 def list_files(folders: list[str]) -> list[File]:
     """Lists the Python files below some folders, by name."""
     with note_call("list_files"):
-        files = [
-            File(key=f"{Path(folder).name}/{path.relative_to(folder).as_posix()}", path=str(path))
-            for folder in folders
-            for path in sorted(Path(folder).rglob("*.py"))
-        ]
-        if len(files) > FILES_MAX:
-            raise ValueError(f"{len(files)} files, at most {FILES_MAX}: name smaller folders")
-        return files
+        return find_files(folders)
 
 
 @tool(effect="read")
@@ -188,7 +193,7 @@ REVIEW_PROMPT = (
 )
 VERDICT_PROMPT = (
     "Judge the review in the input. Pass it if its points are concrete and if there are enough of "
-    "them for the number of lines: two for a small file, four for one of 600 lines or more. "
+    "them for the number of lines: two for a small file, four for one of 1,200 lines or more. "
     "Otherwise say in the feedback what is missing."
 )
 

@@ -24,8 +24,7 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 POINTS_FIRST = 2  # what the reviewer writes at its first visit; each visit adds one
-POINTS_WANTED_MAX = 4
-LINES_PER_POINT = 300  # the critic wants one point more for so many lines
+LINES_FOR_A_POINT = (350, 1_200)  # the critic wants one more from so many lines on
 # A provider takes seconds. So much is enough for a kill to find requests in flight.
 ANSWER_SECONDS = 0.04
 
@@ -80,14 +79,14 @@ async def judge_review(messages: list[ModelMessage], info: AgentInfo) -> ModelRe
     """Passes a review that has enough points for the size of its file."""
     await asyncio.sleep(ANSWER_SECONDS)
     review = read_input(messages)["review"]
-    wanted = min(POINTS_WANTED_MAX, POINTS_FIRST + review["lines"] // LINES_PER_POINT)
+    wanted = POINTS_FIRST + sum(review["lines"] >= lines for lines in LINES_FOR_A_POINT)
     found = len(review["points"])
     feedback = "" if found >= wanted else f"{found} points for {review['lines']} lines: look again"
     return answer(info, {"passed": found >= wanted, "feedback": feedback})
 
 
 def find_points(source: str, measures: Measures) -> list[dict[str, Any]]:
-    """Returns at least POINTS_WANTED_MAX points about a file, what matters most first."""
+    """Returns at least four points about a file, what matters most first."""
     lines = source.splitlines()
     points = list(_find_defects(lines, measures))
     points += list(_find_burdens(measures))
@@ -124,9 +123,7 @@ def _find_burdens(measures: Measures):
     for place in measures.undocumented[:1]:
         yield make_point(place.line, "low", f"`{place.name}` has no docstring")
     for line in measures.long_lines[:1]:
-        yield make_point(
-            line, "low", f"{len(measures.long_lines)} lines are too long"
-        )
+        yield make_point(line, "low", f"{len(measures.long_lines)} lines are too long")
 
 
 def make_point(line: int, severity: str, text: str) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from types import TracebackType
 from typing import Protocol
 
+from kills import Kill
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
-
-from kills import Kill
 from watch import SessionView, Watch
 
 KILLS_SHOWN = 6

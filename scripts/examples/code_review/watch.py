@@ -106,12 +106,13 @@ class Watch:
 
     def living(self) -> list[SessionView]:
         """Returns the sessions that have a process now, in the order of their start."""
-        return [session for session in self.sessions.values() if session.is_alive]
+        # A copy first: the display asks from a thread of its own.
+        return [session for session in list(self.sessions.values()) if session.is_alive]
 
     @property
     def replayed(self) -> int:
         """How many outcomes were taken from the log instead of being asked for again."""
-        return sum(session.replayed for session in self.sessions.values())
+        return sum(session.replayed for session in list(self.sessions.values()))
 
     def repeats(self) -> Iterator[SessionView]:
         """Yields the sessions that had more than one process."""

@@ -1,4 +1,4 @@
-"""The blob store of a child: the same files as supervisor/blobs.py, written with the same care."""
+"""The blob store of clients and children: the files of supervisor/blobs.py, as carefully written."""
 
 import os
 from pathlib import Path

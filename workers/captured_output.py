@@ -1,0 +1,88 @@
+"""What a process prints, kept by session: stdout and stderr of tools, of user code, of the child.
+
+The process writes to one file all its life, in append mode: writing needs nobody to read, and
+what was written survives kill -9. A session that ends takes what it has printed into a file of its
+own; a silent one, and most are, costs two system calls and makes no file. So a file
+`.<process>.<pid>.out` with something in it is of a session that runs, or of which the process was
+killed. `planaria logs` reads both.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from planaria.protocol.limits import CAPTURED_OUTPUT_BYTES_MAX
+
+STDOUT = 1
+CUT = b"\n[planaria: more than 1 MiB was printed; the rest is left out]\n"
+
+
+class CapturedOutput:
+    """The output of this process; inactive when stdout isn't the file of its own."""
+
+    def __init__(self, directory: Path, process_id: str, log_path: str | None) -> None:
+        self._runs = directory / "runs"
+        self._process_id = process_id
+        self._path = Path(log_path) if log_path is not None else None
+        self._folder: Path | None = None
+
+    def begin(self, run_id: str) -> None:
+        """Puts the output under the run: a process serves one run all its life."""
+        if self._path is None or self._folder is not None:
+            return
+        folder = self._runs / run_id / "logs"
+        path = folder / f".{self._process_id}.{os.getpid()}.out"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.rename(self._path, path)
+        except OSError as error:
+            # A full or foreign disk shows in the events; what is printed is no reason to fail.
+            self._path = None
+            print(f"planaria: output isn't kept by session: {error}", file=sys.stderr)
+            return
+        self._path, self._folder = path, folder
+
+    def end(self, session_id: str) -> None:
+        """Gives the session what was printed since the last one ended, at most so much."""
+        if self._path is None or self._folder is None:
+            return
+        _flush()
+        size = os.fstat(STDOUT).st_size
+        if size == 0:
+            return
+        try:
+            with self._path.open("r+b") as source:
+                if os.fstat(source.fileno()).st_ino != os.fstat(STDOUT).st_ino:
+                    return
+                with (self._folder / f"{session_id}.log").open("ab") as target:
+                    _copy(source, size, target)
+                source.truncate(0)
+        except OSError as error:
+            print(f"planaria: output isn't kept by session: {error}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Removes the file of a process that ends with nothing left in it."""
+        _flush()
+        try:
+            if self._path is not None and self._path.stat().st_size == 0:
+                self._path.unlink()
+        except OSError:
+            pass  # somebody has removed it
+
+
+def _copy(source: BinaryIO, size: int, target: BinaryIO) -> None:
+    room = CAPTURED_OUTPUT_BYTES_MAX - target.tell()
+    if room <= 0:
+        return
+    target.write(source.read(min(size, room)))
+    if size > room:
+        target.write(CUT)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # closed by user code
