@@ -13,7 +13,7 @@ Json = Any  # None | bool | int | float | str | list[Json] | dict[str, Json]
 
 ENVELOPE_DEPTH = 10  # levels of frame, message, event and payload around a value
 _FLAT = frozenset({str, int, float, bool, type(None)})
-_SCALARS = (str, int, float, bool, type(None))
+_TEXT = frozenset({str})
 
 
 def sort_keys(value: Json) -> Json:
@@ -80,18 +80,22 @@ def unpack(data: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> Json:
 
 def check_depth(value: Json, depth_max: int = VALUE_DEPTH_MAX) -> None:
     """Refuses bytes, extension types, non-text keys and deep nesting, without recursion."""
+    # By sets of types, not item by item: this is done to every frame and every stored event.
     level = [value]
-    for _ in range(depth_max + 1):
+    for _ in range(depth_max):
         deeper: list[Any] = []
         for item in level:
-            if isinstance(item, dict):
-                if not all(type(key) is str for key in item):
+            kind = type(item)
+            if kind is dict:
+                if not _TEXT.issuperset(map(type, item)):
                     raise ProtocolError(message="a map key that is no text")
-                deeper.extend(item.values())
-            elif isinstance(item, list):
-                deeper.extend(item)
-            elif not isinstance(item, _SCALARS):
-                raise ProtocolError(message=f"{type(item).__name__} is no JSON value")
+                if not _FLAT.issuperset(map(type, item.values())):
+                    deeper.extend(item.values())
+            elif kind is list:
+                if not _FLAT.issuperset(map(type, item)):
+                    deeper.extend(item)
+            elif kind not in _FLAT:
+                raise ProtocolError(message=f"{kind.__name__} is no JSON value")
         if not deeper:
             return
         level = deeper

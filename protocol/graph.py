@@ -9,8 +9,9 @@ Vocabulary, for steps of one scope (the top level, or the inside of one branch):
 - *forward target*: any other target. It doesn't run unless a decision chooses it.
 - *loop* (d, t): its members are t, d, and every step on a way over deps from t to d. Choosing the
   back edge puts the members back on the to-do list, and nothing else.
-- *exit* of a step: the decision of a loop that holds one of its deps but not the step itself. The
-  step waits until that decision has chosen to leave.
+- *exit* of a step: the decision of a loop that holds something the step waits for (a dep, or
+  another exit) but not the step itself, unless that decision can't choose before the step is
+  settled. The step waits until it has chosen to leave.
 
 A step is *settled* when it is completed or skipped. It starts once all its deps and exits are
 settled. So when a decision is settled everything before it is settled too, and a back edge never
@@ -111,16 +112,7 @@ def build_graph(nodes: Sequence[Node]) -> ScopeGraph:
             deps[t].append(d)
             before = _ancestors(deps)
     loops = tuple(Loop(d, t, _between(t, d, before)) for d, t in edges if (d, t) in back)
-    exits = tuple(
-        tuple(
-            dict.fromkeys(
-                loop.decision
-                for loop in loops
-                if step not in loop.members and any(dep in loop.members for dep in row)
-            )
-        )
-        for step, row in enumerate(deps)
-    )
+    exits = tuple(_find_exits(step, row, loops, before) for step, row in enumerate(deps))
     waits = [[*row, *(e for e in exits[i] if e not in row)] for i, row in enumerate(deps)]
     watchers: list[list[int]] = [[] for _ in nodes]
     for step, row in enumerate(waits):
@@ -156,6 +148,29 @@ def _ancestors(deps: Sequence[Iterable[int]]) -> list[set[int]]:
                 waiting.extend(deps[one])
         found.append(seen)
     return found
+
+
+def _find_exits(
+    step: int, deps: Sequence[int], loops: Sequence[Loop], before: Sequence[set[int]]
+) -> tuple[int, ...]:
+    """Returns the decisions that may still run again what a step waits for.
+
+    Those of an outer loop too, which holds the inner one's decision and not its members: it may
+    send that decision round once more (test_order.py has such a document).
+    """
+    waits = set(deps)
+    exits: dict[int, None] = {}
+    is_growing = True
+    while is_growing:
+        is_growing = False
+        for loop in loops:
+            if loop.decision in exits or step in loop.members or step in before[loop.decision]:
+                continue
+            if not waits.isdisjoint(loop.members):
+                exits[loop.decision] = None
+                waits.add(loop.decision)
+                is_growing = True
+    return tuple(exits)
 
 
 def _between(target: int, decision: int, before: Sequence[set[int]]) -> frozenset[int]:

@@ -77,7 +77,9 @@ def provider_of(model: str | None) -> str | None:
     return name if colon else None
 
 
-def find_missing_keys(models: Mapping[str, str | None], environment: Mapping[str, str]) -> list[str]:
+def find_missing_keys(
+    models: Mapping[str, str | None], environment: Mapping[str, str]
+) -> list[str]:
     """Returns a sentence for each slot whose model needs a key that isn't there."""
     found: list[str] = []
     for slot, model in sorted(models.items()):

@@ -1,4 +1,4 @@
-"""The blob store of clients and children: the files of supervisor/blobs.py, as carefully written."""
+"""The blob store of clients and children: the same files as those of supervisor/blobs.py."""
 
 import os
 from pathlib import Path

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("planaria runs on Linux only: it stands on pidfds and subreapers\n")
         return EXIT_USAGE
     # The root of all that the parser raises; the library has it under different names.
-    usage_error = typer.BadParameter.__mro__[1]
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         code = make_app()(args=words, prog_name="planaria", standalone_mode=False)
         sys.stdout.flush()

@@ -4,6 +4,7 @@ A client never opens the event log. When its supervisor dies under it (SIGKILL, 
 another one and asks again: every request may be repeated, and what is on disk counts.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ from .discovery import (
 RECONNECTS_MAX = 20  # in one request: a supervisor that dies so often is not there
 DETACH_SECONDS = 1.0  # one that doesn't answer sees from the client's pidfd that it is gone
 _PAUSE_SECONDS = 0.1
+
+logger = logging.getLogger("planaria")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,9 @@ class Client:
     ) -> str:
         """Admits a run, or joins the one that has this id, and returns its id.
 
+        A run that is joined goes on with the code that was stored at its admission; if the source
+        has changed since, the log `planaria` has a warning.
+
         `timeout` (seconds) is the run's deadline, recorded at admission. `target` says where the
         workflow is defined (`path.py:name`, `module:name`); by default it is found.
 
@@ -92,12 +98,15 @@ class Client:
             RunInputMismatchError: the id is taken by a run with another input.
             CapabilityDriftError: … by a run of another definition.
             InputSchemaError, WorkflowInvalidError: refused; nothing was recorded.
+            UsageError: a model's package or key is missing; names it.
         """
         from .definition import prepare_source
         from .loading_guard import raise_if_loading
+        from .providers import check_packages
 
         raise_if_loading()
         value = workflow.dump_input(input)
+        check_packages(workflow.models)
         self.ask("ping")  # the directory exists from here on
         source = prepare_source(workflow, target=target, modules_dir=self._modules)
         return self.start_document(
@@ -125,7 +134,7 @@ class Client:
     ) -> str:
         """Admits a run of a compiled definition; see `start`."""
         arguments: dict[str, Any] = {
-            "runId": run_id or make_run_id(),
+            "runId": make_run_id() if run_id is None else run_id,
             "workflowId": workflow_id,
             "definitionHash": definition_hash,
             "lock": lock,
@@ -139,6 +148,13 @@ class Client:
         else:
             arguments["input"] = input
         answer = self.ask("start_run", **arguments)
+        is_open = answer["attached"] and not answer["isEnded"]
+        if is_open and answer["modulesRef"] != source.get("modulesRef"):
+            logger.warning(
+                "run %r goes on with the code that it was admitted with; its source has changed "
+                "since. For the new code take a new run id",
+                answer["runId"],
+            )
         return str(answer["runId"])
 
     def wait(

@@ -114,18 +114,20 @@ def read_input(text: str | None) -> Any:
     """
     if text is None:
         return None
-    what = "--input"
+    what, given = "--input", text
     try:
         if text == "-":
             what = "--input from stdin"
-            text = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1).decode()
+            given = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1).decode()
         elif text.startswith("@"):
             what = f"--input file {text[1:]!r}"
-            text = Path(text[1:]).read_bytes().decode()
+            given = Path(text[1:]).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(message=f"{what} can't be read: {error}") from error
+    if len(given) > INPUT_BYTES_MAX:
+        raise UsageError(message=f"{what} has more than {INPUT_BYTES_MAX >> 20} MiB")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(given, parse_constant=_refuse_constant)
     except ValueError as error:
         raise UsageError(
             message=f"{what} is no JSON: {error}. Text needs quotes of its own: --input '\"text\"'"
@@ -150,8 +152,9 @@ def leaving_open(run_id: str, data_dir: Path | None) -> Iterator[None]:
     except KeyboardInterrupt:
         command = carry_on_command("resume", run_id, data_dir)
         raise Stopped(
-            run_id, f"stopped; run {run_id!r} is left open and keeps all that is recorded. "
-            f"{command!r} carries it on"
+            run_id,
+            f"stopped; run {run_id!r} is left open and keeps all that is recorded. "
+            f"{command!r} carries it on",
         ) from None
 
 

@@ -16,6 +16,7 @@ from planaria.protocol.errors import (
     SupervisorUnavailableError,
     WaitTimeoutError,
 )
+from planaria.protocol.ids import check_id
 
 from .command_line import (
     AsJson,
@@ -48,7 +49,6 @@ def read_seconds(text: str) -> float:
         return float(text) if text.replace(".", "", 1).isdecimal() else parse_duration(text) / 1000
     except ValueError as error:
         raise typer.BadParameter(f"{error}, or a number of seconds") from error
-
 
 
 def run(
@@ -90,13 +90,13 @@ def run(
     from .discovery import find_directory
     from .providers import check_packages
 
+    run_id = make_run_id() if run_id is None else check_id(run_id, "run id")
     value = read_input(input)
     with stdout_kept():
         workflow = load_target(target, str(module) if module else None)
     workflow.dump_input(value)  # refused before anything is made or started
     check_packages(workflow.models)
     directory = find_directory(data_dir)
-    run_id = run_id or make_run_id()
     if detach:
         _keep_supervisor(directory)
     with leaving_open(run_id, data_dir), Client(directory) as client:

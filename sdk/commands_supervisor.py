@@ -57,9 +57,7 @@ def up(
     os.execv(command[0], command)
 
 
-def _start_detached(
-    directory: Path, take_over: bool, children: int | None, as_json: bool
-) -> int:
+def _start_detached(directory: Path, take_over: bool, children: int | None, as_json: bool) -> int:
     from .discovery import find_supervisor, read_facts, start_supervisor
 
     if not take_over:

@@ -191,7 +191,9 @@ def _start_error(directory: Path, code: int, errors: IO[bytes]) -> PlanariaError
     text = lines[-1].removeprefix("planaria: ") if lines else f"it ended with code {code}"
     if code == EXIT_DATA_DIRECTORY:
         return DataDirectoryError(message=text)
-    return SupervisorUnavailableError(message=f"it ended at its start in {str(directory)!r}: {text}")
+    return SupervisorUnavailableError(
+        message=f"it ended at its start in {str(directory)!r}: {text}"
+    )
 
 
 def read_holder_pid(directory: Path) -> int | None:

@@ -138,4 +138,6 @@ class _LogObserver:
             problem = process.stderr.read().strip().splitlines()
         if process.returncode != 0:
             last = problem[-1] if problem else f"it ended with code {process.returncode}"
-            raise PlanariaError(message=f"the log of {str(self._directory)!r} can't be read: {last}")
+            raise PlanariaError(
+                message=f"the log of {str(self._directory)!r} can't be read: {last}"
+            )

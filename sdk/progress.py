@@ -54,13 +54,14 @@ class Progress:
         self._by_session: dict[str, StepLine] = {}
         self._started = time.monotonic()
         self._is_silent = is_silent
+        self._is_over = False
+        self._spinning = Spinner("dots")
         self._live: Live | None = None
         if is_live and not is_silent:
             self._live = Live(
                 get_renderable=self.render,
                 console=make_console(to_stderr=True),
                 refresh_per_second=REFRESH_PER_SECOND,
-                transient=True,
             )
 
     def __enter__(self) -> "Progress":
@@ -69,8 +70,9 @@ class Progress:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self._is_over = True
         if self._live is not None:
-            self._live.stop()
+            self._live.stop()  # the last picture stays
 
     def take(self, event: dict[str, Any]) -> None:
         """Notes an event; without a terminal, prints what is worth a line."""
@@ -169,10 +171,14 @@ class Progress:
             tokens = f"{self.tokens['input_tokens']:,} in, {self.tokens['output_tokens']:,} out"
             head.append(f", {self.requests} model calls, tokens {tokens}")
         left_out = len(self.steps) - len(chosen)
-        parts: list[RenderableType] = [Spinner("dots", head), table]
+        parts: list[RenderableType] = [head if self._is_over else self._spinner(head), table]
         if left_out > 0:
             parts.append(Text(f"  … and {left_out} more", style="dim"))
         return Group(*parts)
+
+    def _spinner(self, head: Text) -> Spinner:
+        self._spinning.update(text=head)  # the same one: a new one would stand still
+        return self._spinning
 
     def _choose_lines(self) -> list[StepLine]:
         """Returns the steps that are under way, filled up with the last ended, in their order."""

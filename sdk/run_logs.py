@@ -24,11 +24,11 @@ def read_logs(folder: Path, events: Iterable[dict[str, Any]]) -> list[dict[str, 
             owners[str(event["epoch"]), payload["pid"]] = payload["sessionId"]
         else:
             paths[event["sessionId"]] = event["payload"]["stepPath"]
-    found = []
+    found: list[dict[str, Any]] = []
     for file in sorted(folder.glob("*")) if folder.is_dir() else ():
         session = _find_session(file, owners)
         text = _read_text(file)
-        if session is None and not text or not text:
+        if not text:
             continue
         found.append(
             {
@@ -38,11 +38,9 @@ def read_logs(folder: Path, events: Iterable[dict[str, Any]]) -> list[dict[str, 
                 "text": text,
             }
         )
-    order = {session: number for number, session in enumerate(paths)}
+    order: dict[str | None, int] = {session: number for number, session in enumerate(paths)}
     # A killed process printed before its successor did: its file comes first.
-    found.sort(
-        key=lambda log: (order.get(log["sessionId"] or "", len(order)), log["file"][0] != ".")
-    )
+    found.sort(key=lambda log: (order.get(log["sessionId"], len(order)), log["file"][0] != "."))
     return found
 
 

@@ -36,7 +36,7 @@ def run(
         RunInputMismatchError, InputSchemaError, …: as `Client.start`.
         KeyboardInterrupt: the run is left open; its text says how to carry on.
     """
-    named = run_id or make_run_id()
+    named = make_run_id() if run_id is None else run_id
     with Client(data_dir) as client:
         try:
             client.start(workflow, input, run_id=named, timeout=timeout, target=target)
@@ -62,7 +62,7 @@ async def arun(
     Raises:
         As `run`.
     """
-    named = run_id or make_run_id()
+    named = make_run_id() if run_id is None else run_id
     directory = Client(data_dir).directory  # of now: the working directory may change meanwhile
     stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 

@@ -6,6 +6,8 @@ The sdk launches these by name, so that nothing but this folder ever opens the d
 
 import argparse
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,10 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    # Until the loop listens a signal just ends the process: nothing has begun, and a traceback
+    # would tell nobody anything.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     from .main import run_from_command_line
 
     directory: Path = arguments.directory
@@ -163,7 +169,7 @@ def _read(arguments: argparse.Namespace) -> int:
         _write({"error": error_to_wire(error)})
         return error.exit_code
     except BrokenPipeError:  # who reads has seen enough
-        sys.stdout = None  # type: ignore[assignment]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing may be flushed into it at exit
     return 0
 
 

@@ -7,6 +7,7 @@ that nobody handles.
 from dataclasses import dataclass, field
 from typing import Any
 
+from planaria.protocol.effects import EFFECTS
 from planaria.protocol.errors import (
     CapabilityDriftError,
     InputSchemaError,
@@ -15,6 +16,7 @@ from planaria.protocol.errors import (
     RunNotFoundError,
 )
 from planaria.protocol.events import WORKER_EVENTS, Draft, check_payload
+from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX
 from planaria.protocol.messages import Committed, Refused, Stop
 from planaria.protocol.schemas import validate_value
 
@@ -43,6 +45,9 @@ from .timers import decide_due
 _OPENING = frozenset(
     {"harness.model.called", "harness.tool_call.started", "harness.operation.started"}
 )
+_ERROR_FIELDS = frozenset({"name", "message", "causeCode", "retriable"})
+USAGE_NAMES_MAX = 100  # counts of one model response; providers report a dozen
+COUNT_MAX = 1 << 53  # what a JSON number holds exactly
 _ENDING = frozenset({"harness.execute_step.succeeded", "harness.execute_step.failed"})
 _CLOSING = frozenset(
     f"harness.{kind}"
@@ -119,7 +124,7 @@ def _decide_report(system: SystemState, message: SessionReported) -> Decision:
 
 def _check_reports(session: SessionState, events: list[Any]) -> None:
     """Refuses reports that the fold would refuse, before the first of them is folded."""
-    open_calls = set(session.open_calls)
+    open_calls = {call.call_id: call.kind for call in session.open_calls.values()}
     is_ended = session.finish is not None
     for item in events:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
@@ -128,14 +133,53 @@ def _check_reports(session: SessionState, events: list[Any]) -> None:
         if kind not in WORKER_EVENTS:
             raise ProtocolError(message=f"a worker may not report {kind[:60]!r}")
         check_payload(kind, payload)
+        _check_fields(kind, payload)
         if is_ended:
             raise ProtocolError(message=f"{kind} after the end of the session's step")
         if kind in _OPENING or kind in _CLOSING:
-            call_id = payload["callId"]
-            if not isinstance(call_id, str) or (call_id in open_calls) == (kind in _OPENING):
+            call_id, opened = payload["callId"], kind.split(".")[1]
+            is_legal = isinstance(call_id, str) and (
+                call_id not in open_calls if kind in _OPENING else open_calls.get(call_id) == opened
+            )
+            if not is_legal:
                 raise ProtocolError(message=f"{kind} for call {str(call_id)[:60]!r} can't come now")
-            open_calls ^= {call_id}
+            if kind in _OPENING:
+                open_calls[call_id] = opened
+            else:
+                del open_calls[call_id]
         is_ended = kind in _ENDING
+
+
+def _check_fields(kind: str, payload: dict[str, Any]) -> None:
+    """Refuses what the fold reads of a report and can't use; its sender may be hostile.
+
+    The error of a step is never a blob: the kernel itself looks into it.
+    """
+    match kind:
+        case "harness.tool_call.started":
+            texts = (payload["toolName"], payload["idempotencyKey"])
+            is_sound = payload["effect"] in EFFECTS and all(isinstance(t, str) for t in texts)
+        case "harness.model.responded":
+            usage = payload["usage"]
+            is_sound = isinstance(usage, dict) and len(usage) <= USAGE_NAMES_MAX
+            is_sound = is_sound and all(
+                type(count) is int and 0 <= count <= COUNT_MAX for count in usage.values()
+            )
+        case "harness.execute_step.succeeded":
+            is_sound = isinstance(payload.get("metadata", {}), dict | None)
+        case "harness.execute_step.failed":
+            error = payload.get("error")
+            is_sound = isinstance(error, dict) and error.keys() == _ERROR_FIELDS
+            is_sound = is_sound and all(
+                isinstance(value, bool)
+                if name == "retriable"
+                else isinstance(value, str) and len(value) <= ERROR_TEXT_CHARS_MAX
+                for name, value in error.items()
+            )
+        case _:
+            is_sound = True
+    if not is_sound:
+        raise ProtocolError(message=f"{kind} has a field of a wrong type or size")
 
 
 def _acknowledge(message: SessionReported, upto: int) -> Decision:
@@ -219,7 +263,12 @@ def _attach(run: RunState, message: AdmitRun) -> Decision:
     if changes:
         drift = CapabilityDriftError(run_id=run.run_id, changes=", ".join(changes))
         return Decision([], [Answer(message.client, error=drift)])
-    result = {"runId": run.run_id, "attached": True}
+    result = {
+        "runId": run.run_id,
+        "attached": True,
+        "isEnded": run.is_ended,
+        "modulesRef": run.admission["source"].get("modulesRef"),
+    }
     return Decision([], [Answer(message.client, result=result)])
 
 

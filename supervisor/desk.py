@@ -28,6 +28,7 @@ from planaria.protocol.ids import check_id, check_workflow_id, derive_id
 from planaria.protocol.limits import INLINE_BYTES_MAX, RUNS_LISTED_MAX
 from planaria.protocol.lwir import find_not_built, validate_lwir
 from planaria.protocol.messages import Reply, Request
+from planaria.protocol.values import check_json
 from planaria.protocol.providers import find_missing_keys
 
 from .blobs import BlobStore
@@ -47,6 +48,12 @@ from .views import (
 
 EVENTS_PER_REPLY_MAX = 1_000
 CLIENTS_MAX = 1_000
+OUTCOMES_KEPT_MAX = 128  # of at most 256 KiB: 32 MiB; of an earlier one the log is read
+VERSIONS_KEPT_MAX = 20  # locks are some KiB to 1 MiB
+DEADLINE_MS_MAX = 100 * 365 * 86_400_000  # a century: what is later isn't meant
+
+# What a field of a wrong type or an absurd number leads to, wherever it is used first.
+_MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 
 logger = logging.getLogger(__name__)
 Client = tuple[bytes, int]  # identity of the link, id of the request
@@ -69,10 +76,14 @@ class Desk:
         self._library = library
         self._blobs = blobs
         self._facts = facts
-        self._waiters: dict[str, list[Client]] = {}
-        self._followers: dict[str, list[tuple[Client, dict[str, Any]]]] = {}
+        # By run and link: a request that is asked again, for want of an answer, waits once.
+        self._waiters: dict[str, dict[bytes, int]] = {}
+        self._followers: dict[str, dict[bytes, tuple[int, dict[str, Any]]]] = {}
         self._replies: list[tuple[Client, Any, PlanariaError | None]] = []
         self._later: list[tuple[Client, Callable[[], Any]]] = []
+        self._versions: dict[bytes, str] = {}  # canonical lock -> version id, of valid ones
+        self._lock_refs: dict[bytes, dict[str, Any]] = {}  # canonical lock -> its blob
+        self._outcomes: dict[str, dict[str, Any]] = {}  # of the runs that ended last
         self.attached: dict[bytes, int] = {}  # a client's link -> pidfd of its process
         self.is_stop_asked = False
 
@@ -88,27 +99,26 @@ class Desk:
             return handler(self, client, request.arguments)
         except PlanariaError as error:
             self._replies.append((client, None, error))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            logger.warning("a malformed %r request: %r", request.operation, error)
-            malformed = ProtocolError(message=f"malformed {request.operation!r}: {error!r}"[:500])
-            self._replies.append((client, None, malformed))
+        except _MALFORMED as error:
+            self._replies.append((client, None, _refuse_malformed(request.operation, error)))
         return None
 
     def _start_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
         self._refuse_if_stopping()
         run_id = check_id(arguments["runId"], "run id")
         lock = arguments["lock"]
-        version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
-        self._check_document(arguments["workflowId"], lock)
+        data = canonical_bytes(lock)
+        version_id = self._check_lock(arguments["workflowId"], lock, data)
         self._load(run_id)
         if run_id not in self._kernel.system.runs:
             self._check_keys(lock)
-        lock_ref = self._blobs.write(canonical_bytes(lock))
+        lock_ref = self._store_lock(data)
         value: dict[str, Any]
         if "inputRef" in arguments:
             ref = check_blob_ref(arguments["inputRef"])
             value, input_hash = {"inputRef": ref}, hash_bytes(self._blobs.read(ref))
         else:
+            check_json(arguments["input"])
             data = canonical_bytes(arguments["input"])
             input_hash = hash_bytes(data)
             if len(data) > INLINE_BYTES_MAX:
@@ -125,10 +135,27 @@ class Desk:
             lock_ref=lock_ref,
             input=value,
             input_hash=input_hash,
-            source=dict(arguments["source"]),
-            deadline_ms=arguments.get("deadlineMs"),
-            labels=arguments.get("labels"),
+            source=_check_source(arguments["source"]),
+            deadline_ms=_check_deadline(arguments.get("deadlineMs")),
+            labels=_check_labels(arguments.get("labels")),
         )
+
+    def _check_lock(self, workflow_id: str, lock: dict[str, Any], data: bytes) -> str:
+        """Returns the version id of a valid lock, whose canonical bytes are `data`."""
+        version_id = self._versions.get(data)
+        if version_id is None:
+            version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
+            self._check_document(workflow_id, lock)
+            keep(self._versions, data, version_id, VERSIONS_KEPT_MAX)
+        return version_id
+
+    def _store_lock(self, data: bytes) -> dict[str, Any]:
+        """Returns the lock's reference. One that is on disk since an earlier run costs a look."""
+        ref = self._lock_refs.get(data)
+        if ref is None or not self._blobs.exists(ref):
+            ref = self._blobs.write(data)
+            keep(self._lock_refs, data, ref, VERSIONS_KEPT_MAX)
+        return ref
 
     def _check_document(self, workflow_id: str, lock: dict[str, Any]) -> None:
         findings = validate_lwir(
@@ -155,18 +182,24 @@ class Desk:
         return CancelRun(client, run_id, request_id, arguments.get("reason"))
 
     def _wait_run(self, client: Client, arguments: dict[str, Any]) -> None:
-        run = self._find(check_id(arguments["runId"], "run id"))
+        run_id = check_id(arguments["runId"], "run id")
+        outcome = self._outcomes.get(run_id)
+        if outcome is not None and run_id not in self._kernel.system.runs:
+            self._reply_later(client, lambda: outcome)
+            return
+        run = self._find(run_id)
         if run.is_ended or run.status == "interrupted":
             self._reply_later(client, lambda: describe_outcome(run))
         else:
-            self._waiters.setdefault(run.run_id, []).append(client)
+            link, number = client
+            self._waiters.setdefault(run.run_id, {})[link] = number
 
     def _get_run(self, client: Client, arguments: dict[str, Any]) -> None:
         run = self._find(check_id(arguments["runId"], "run id"))
         self._reply_later(client, lambda: describe_run(run, self._kernel.system))
 
     def _list_runs(self, client: Client, arguments: dict[str, Any]) -> None:
-        limit = min(int(arguments.get("limit") or 50), RUNS_LISTED_MAX)
+        limit = max(1, min(int(arguments.get("limit") or 50), RUNS_LISTED_MAX))
         status = arguments.get("status")
         self._reply_later(
             client,
@@ -183,14 +216,15 @@ class Desk:
             raise RunNotFoundError(run_id=run_id)
         wanted = {
             "after": int(arguments.get("after", 0)),
-            "limit": min(int(arguments.get("limit", 200)), EVENTS_PER_REPLY_MAX),
+            "limit": max(1, min(int(arguments.get("limit", 200)), EVENTS_PER_REPLY_MAX)),
         }
         run = self._kernel.system.runs.get(run_id)
         is_quiet = run is not None and not run.is_ended and run.sequence <= wanted["after"]
         if not arguments.get("follow") or not is_quiet:
             self._reply_later(client, lambda: self._page(run_id, wanted))
         else:
-            self._followers.setdefault(run_id, []).append((client, wanted))
+            link, number = client
+            self._followers.setdefault(run_id, {})[link] = number, wanted
 
     def _page(self, run_id: str, wanted: dict[str, Any]) -> dict[str, Any]:
         rows = list(self._log.read_run(run_id, after=wanted["after"], limit=wanted["limit"]))
@@ -264,10 +298,11 @@ class Desk:
         """Answers those who waited for what has just been committed."""
         for event in events:
             if event.type in RUN_TERMINAL or event.type == "RunInterrupted":
-                for client in self._waiters.pop(event.run_id, ()):
+                for client in self._waiters.pop(event.run_id, {}).items():
                     run = self._find(event.run_id)
                     self._replies.append((client, describe_outcome(run), None))
-            for client, wanted in self._followers.pop(event.run_id, ()):
+            for link, (number, wanted) in self._followers.pop(event.run_id, {}).items():
+                client = link, number
                 self._reply_later(client, functools.partial(self._page, event.run_id, wanted))
 
     def note_answer(self, answer: Answer) -> None:
@@ -281,6 +316,8 @@ class Desk:
                 self._replies.append((client, make(), None))
             except PlanariaError as error:
                 self._replies.append((client, None, error))
+            except _MALFORMED as error:  # an argument that the log can't be asked with
+                self._replies.append((client, None, _refuse_malformed("request", error)))
         self._later.clear()
         for (identity, number), result, refusal in self._replies:
             wire = error_to_wire(refusal) if refusal is not None else None
@@ -291,7 +328,9 @@ class Desk:
         """Drops ended runs from memory: they stand in the log."""
         system = self._kernel.system
         for run_id in system.ended:
-            system.runs.pop(run_id, None)
+            run = system.runs.pop(run_id, None)
+            if run is not None:
+                keep(self._outcomes, run_id, describe_outcome(run), OUTCOMES_KEPT_MAX)
         system.ended.clear()
 
     def forget_client(self, link: bytes) -> None:
@@ -299,6 +338,10 @@ class Desk:
         descriptor = self.attached.pop(link, None)
         if descriptor is not None:
             os.close(descriptor)
+        for waiting in self._waiters.values():
+            waiting.pop(link, None)
+        for following in self._followers.values():
+            following.pop(link, None)
 
     def _reply_later(self, client: Client, make: Callable[[], Any]) -> None:
         self._later.append((client, make))
@@ -322,3 +365,42 @@ class Desk:
         for _, event in self._log.read_run(run_id):
             fold(run, event, self._library)
         return run if run.sequence else None
+
+
+def keep(kept: dict[Any, Any], key: Any, value: Any, count_max: int) -> None:
+    """Puts an entry in; the oldest one gives way."""
+    kept.pop(key, None)
+    if len(kept) >= count_max:
+        del kept[next(iter(kept))]
+    kept[key] = value
+
+
+def _refuse_malformed(what: str, error: Exception) -> ProtocolError:
+    logger.warning("a malformed %r request: %r", what[:60], error)
+    return ProtocolError(message=f"malformed {what[:60]!r}: {error!r}"[:500])
+
+
+def _check_source(source: Any) -> dict[str, Any]:
+    """Returns the source; only what the supervisor itself reads of it is checked."""
+    if not isinstance(source, dict):
+        raise TypeError(f"source is {type(source).__name__}, expected a map")
+    names = source.get("env", [])
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise TypeError("source.env isn't a list of names")
+    return dict(source)
+
+
+def _check_deadline(deadline_ms: Any) -> int | None:
+    if deadline_ms is None:
+        return None
+    if type(deadline_ms) is not int or not 0 < deadline_ms <= DEADLINE_MS_MAX:
+        raise ValueError(f"deadlineMs is {deadline_ms!r}, expected 1 to {DEADLINE_MS_MAX}")
+    return deadline_ms
+
+
+def _check_labels(labels: Any) -> dict[str, str] | None:
+    if labels is None:
+        return None
+    if not isinstance(labels, dict) or not all(isinstance(v, str) for v in labels.values()):
+        raise TypeError("labels isn't a map of texts")
+    return labels

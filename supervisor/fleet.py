@@ -35,26 +35,31 @@ STOP_MS = 2_000  # how long a process that has nothing to do may take to end by 
 def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, str, str]]]:
     """Returns ProcessStarted events and, for each, (process id, run id, session id).
 
-    One session of each waiting run in turn, so that a wide run starves nobody.
+    One session of each waiting run in turn, the run with the fewest processes first, so that a
+    wide run starves nobody.
     """
     drafts: list[Draft] = []
     bindings: list[tuple[str, str, str]] = []
     taken: set[str] = set()
+    free = sum(1 for p in system.processes.values() if p.status in (BLANK, IDLE))
     if system.is_stopping:
         return drafts, bindings
+    held = Counter(p.run_id for p in system.processes.values() if p.status in (BOUND, IDLE))
     chosen: set[str] = set()
     progress = True
-    while progress:
+    while progress and len(taken) < free:
         progress = False
-        for run_id in system.queue:
+        for run_id in sorted(system.queue, key=held.__getitem__):
             run = system.runs[run_id]
+            may_keep = not _owes_a_process(system, run_id, held, now)
             for session in run.waiting.values():
                 if session.id in chosen or not _may_start(system, run, session, now):
                     continue
-                process = _find_process(system, run_id, session, taken)
+                process = _find_process(system, run_id, session, taken, may_keep)
                 if process is None:
                     break
                 taken.add(process.id)
+                held[run_id] += process.status == BLANK
                 chosen.add(session.id)
                 payload = {
                     "sessionId": session.id,
@@ -81,15 +86,30 @@ def _may_start(system: SystemState, run: RunState, session: SessionState, now: N
     )
 
 
+def _owes_a_process(system: SystemState, run_id: str, held: Counter[str | None], now: Now) -> bool:
+    """Says whether a run must leave a slot to one that waits with at least two fewer.
+
+    With one fewer they would take it from each other for ever.
+    """
+    if len(system.processes) < system.children_max or held[run_id] < 2:
+        return False
+    return any(
+        held[other] < held[run_id] - 1
+        and any(_may_start(system, system.runs[other], s, now) for s in waiting.values())
+        for other in system.queue
+        if (waiting := system.runs[other].waiting)
+    )
+
+
 def _find_process(
-    system: SystemState, run_id: str, session: SessionState, taken: set[str]
+    system: SystemState, run_id: str, session: SessionState, taken: set[str], may_keep: bool
 ) -> ProcessState | None:
     kind = kind_of(session)
     blank: ProcessState | None = None
     for process in system.processes.values():
         if process.kind != kind or process.id in taken:
             continue
-        if process.status == IDLE and process.run_id == run_id:
+        if process.status == IDLE and process.run_id == run_id and may_keep:
             return process
         if process.status == BLANK and blank is None:
             blank = process

@@ -249,6 +249,8 @@ def _move_group(run: RunState, group: GroupState) -> None:
     has_more = group.next_index < len(group.keys) and not stopped
     if has_more and len(group.live) < group.step.plan.concurrency_max:
         run.owe("branch", path)
+    elif stopped:
+        run.owed.pop(("branch", path), None)  # owed before this branch's failure
     check_group_end(run, group)
 
 

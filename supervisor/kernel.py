@@ -98,6 +98,8 @@ class Kernel:
             if run is None:
                 run = self.system.runs[draft.run_id] = RunState(draft.run_id)
             payload, blobs = split_payload(draft.payload)
+            for blob in blobs:
+                self._library.keep(blob)  # a follow-up may read it before the shell has stored it
             turn.blobs.extend(blobs)
             event = Event(
                 run_id=draft.run_id,

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Any
 
+from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import Json, unpack
 from planaria.protocol.limits import BLOB_BYTES_MAX
 from planaria.protocol.payloads import load_value
@@ -23,6 +24,7 @@ class BlobLibrary:
         self._plans: OrderedDict[str, Plan] = OrderedDict()
         self._values: OrderedDict[str, bytes] = OrderedDict()
         self._values_bytes = 0
+        self._unwritten: dict[str, tuple[dict[str, Any], bytes]] = {}
 
     def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan:
         """Returns the plan of a workflow version whose lock stands in the blob store."""
@@ -39,8 +41,17 @@ class BlobLibrary:
         """Returns a value, read from the blob store if it stands there."""
         return load_value(value, self._read)
 
+    def keep(self, data: bytes) -> None:
+        """Keeps a blob that the kernel has just made until the store has it."""
+        held = self._unwritten.values()
+        self._unwritten = {r["sha256"]: (r, d) for r, d in held if not self._blobs.exists(r)}
+        ref = blob_ref(data)
+        self._unwritten[ref["sha256"]] = (ref, data)
+
     def _read(self, ref: dict[str, Any]) -> bytes:
         digest = ref["sha256"]
+        if digest in self._unwritten:
+            return self._unwritten[digest][1]
         if digest not in self._values:
             data = self._blobs.read(ref)
             self._values[digest] = data

@@ -114,7 +114,6 @@ class Loop:
 
     def run(self) -> str:
         """Runs until the supervisor is asked to end; returns the reason."""
-        self._watch_signals()
         self._poller.register(self._sockets.socket, zmq.POLLIN)
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
         for descriptor in self._children.fds():
@@ -170,7 +169,8 @@ class Loop:
 
     # -- ends --------------------------------------------------------------------------------
 
-    def _watch_signals(self) -> None:
+    def watch_signals(self) -> None:
+        """Takes signals from here on; one that comes before `run` ends it in its first round."""
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)

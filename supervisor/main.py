@@ -122,6 +122,7 @@ def _serve(
     desk = Desk(kernel, log, library, storage.blobs, facts)
     loop = Loop(kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral)
     outfit.remove_blank_outputs()
+    loop.watch_signals()
     children.start()
     try:
         started = {name: facts[name] for name in ("supervisorId", "pid", "epoch", "version")}

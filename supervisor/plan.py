@@ -133,7 +133,9 @@ def _make_node(step: dict[str, Any]) -> Node:
     return Node(step["id"], tuple(step.get("needs", ())), is_decision, targets)
 
 
-def _make_step(index: int, step: dict[str, Any], decisions_max: int, lock: dict[str, Any]) -> StepPlan:
+def _make_step(
+    index: int, step: dict[str, Any], decisions_max: int, lock: dict[str, Any]
+) -> StepPlan:
     kind = step["uses"]
     arguments = step.get("with", {})
     output = step.get("output", {})

@@ -48,6 +48,8 @@ class Library(Protocol):
 
     def value(self, value: Value) -> Json: ...
 
+    def keep(self, data: bytes) -> None: ...
+
 
 @dataclass(slots=True)
 class CallState:

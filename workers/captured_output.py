@@ -26,11 +26,18 @@ class CapturedOutput:
         self._process_id = process_id
         self._path = Path(log_path) if log_path is not None else None
         self._folder: Path | None = None
+        self._session_id: str | None = None
 
-    def begin(self, run_id: str) -> None:
-        """Puts the output under the run: a process serves one run all its life."""
-        if self._path is None or self._folder is not None:
-            return
+    def begin(self, run_id: str, session_id: str) -> None:
+        """Gives what is printed from now on to this session; the last one has ended by then."""
+        self.end()
+        if self._path is not None and self._folder is None:
+            self._move(run_id)
+        self._session_id = session_id
+
+    def _move(self, run_id: str) -> None:
+        """Puts the file under the run: a process serves one run all its life."""
+        assert self._path is not None, "moved once"
         folder = self._runs / run_id / "logs"
         path = folder / f".{self._process_id}.{os.getpid()}.out"
         try:
@@ -43,19 +50,20 @@ class CapturedOutput:
             return
         self._path, self._folder = path, folder
 
-    def end(self, session_id: str) -> None:
-        """Gives the session what was printed since the last one ended, at most so much."""
-        if self._path is None or self._folder is None:
+    def end(self) -> None:
+        """Puts what the session has printed, at most so much, into its own file."""
+        session_id, self._session_id = self._session_id, None
+        if session_id is None or self._path is None or self._folder is None:
             return
         _flush()
-        size = os.fstat(STDOUT).st_size
-        if size == 0:
-            return
         try:
+            size = os.fstat(STDOUT).st_size
+            if size == 0:
+                return
             with self._path.open("r+b") as source:
                 if os.fstat(source.fileno()).st_ino != os.fstat(STDOUT).st_ino:
                     return
-                with (self._folder / f"{session_id}.log").open("ab") as target:
+                with open(self._folder / f"{session_id}.log", "ab", opener=_open_own) as target:
                     _copy(source, size, target)
                 source.truncate(0)
         except OSError as error:
@@ -69,6 +77,10 @@ class CapturedOutput:
                 self._path.unlink()
         except OSError:
             pass  # somebody has removed it
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _copy(source: BinaryIO, size: int, target: BinaryIO) -> None:

@@ -24,7 +24,16 @@ from . import trace
 from .comparison import check_call, describe_difference, is_same, read_args, refuse_args
 from .failures import describe_call_error
 from .link import Link, Report, Reports
-from .outcomes import HIDDEN, NOT_BEGUN, Body, Outcome, make_outcome, make_tool_intent, run_body
+from .outcomes import (
+    HIDDEN,
+    NOT_BEGUN,
+    Body,
+    Outcome,
+    describe_call,
+    make_outcome,
+    make_tool_intent,
+    run_body,
+)
 from .records import History, Record, resume_session
 from .session import Session
 
@@ -106,7 +115,7 @@ class Journal:
             if inherited is not None:
                 return await self._inherit(call, started, inherited, ending)
             self._open("harness.tool_call.started", started, linger=effect == "read")
-        context = self._describe_call(call, key)
+        context = describe_call(self._session, call, key, self._scratch)
         return await self._perform("tool_call", call, body, effect, ending=ending, context=context)
 
     async def request_model(
@@ -355,18 +364,6 @@ class Journal:
             if key not in self._keys:
                 self._keys.add(key)
                 return key
-
-    def _describe_call(self, call: str, key: str) -> CallContext:
-        session = self._session
-        return CallContext(
-            idempotency_key=key,
-            run_id=session.run_id,
-            session_id=session.id,
-            step_path=session.step_path,
-            attempt=session.attempt,
-            call_id=call,
-            scratch_directory=self._scratch,
-        )
 
     def _note(self, recorded_as: str, kind: str, payload: dict[str, Any]) -> None:
         if self._history.notes[recorded_as] > 0:

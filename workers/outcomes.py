@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from planaria.calls import CallContext
 from planaria.protocol.codec import Json, sort_keys
 from planaria.protocol.values import check_json
 
 from . import trace
 from .failures import describe_call_error
 from .link import Report
+from .session import Session
 
 Body = Callable[[], Awaitable[Json]]
 Outcome = tuple[Json, dict[str, Any] | None]  # the value; or None, and the error
@@ -66,6 +68,19 @@ def make_tool_intent(
     if call_index is not None:
         payload["callIndex"] = call_index
     return payload
+
+
+def describe_call(session: Session, call: str, key: str, scratch: str) -> CallContext:
+    """Returns what the tool may ask about its call."""
+    return CallContext(
+        idempotency_key=key,
+        run_id=session.run_id,
+        session_id=session.id,
+        step_path=session.step_path,
+        attempt=session.attempt,
+        call_id=call,
+        scratch_directory=scratch,
+    )
 
 
 def make_outcome(

@@ -71,6 +71,7 @@ class Worker:
         self._session.add_done_callback(self._finish)
 
     def _finish(self, session: asyncio.Task[None]) -> None:
+        self._output.end()
         if self._journal is not None:
             self._journal.leave()
         self._session = self._journal = None
@@ -136,7 +137,7 @@ class Worker:
         """Carries out the step and reports its end, after every call of it has been settled."""
         attempt = Attempt(session, StepValues(session, self._blobs), journal)
         try:
-            self._output.begin(session.run_id)
+            self._output.begin(session.run_id, session.id)
             self._outfit(session)
             end = make_success(await self.steps.run(attempt))
         except asyncio.CancelledError:
@@ -144,13 +145,13 @@ class Worker:
             if reason is None:
                 raise
             await journal.drain(self._effects_wait_seconds)
-            self._output.end(session.id)
+            self._output.end()
             journal.end(make_cancellation(session, reason))
             return
         except Exception as error:
             end = make_failure(session, error)
         await journal.drain()
-        self._output.end(session.id)
+        self._output.end()
         try:
             journal.end(end)
         except ProtocolError as error:  # an output that is larger than a blob may be

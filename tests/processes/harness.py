@@ -10,13 +10,16 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from process_programs import CLASSES, Program
 
 from planaria.client import Client, RunResult
 from planaria.definition import load_target
 from planaria.discovery import supervisor_command
-from planaria.protocol.errors import InterruptedEffectError
+from planaria.protocol.errors import InterruptedEffectError, PlanariaError
 from planaria.protocol.ids import derive_id
 from planaria.supervisor.faults import VARIABLE as FAULTS_VARIABLE
 from planaria.supervisor.offline import open_log
@@ -42,9 +45,7 @@ class World:
 
     # -- supervisors -------------------------------------------------------------------------
 
-    def start(
-        self, *arguments: str, faults: dict[str, Any] | None = None
-    ) -> dict[str, Any] | None:
+    def start(self, *arguments: str, faults: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Starts a supervisor; returns its facts when it is ready, None if it has ended."""
         environment = dict(os.environ)
         if faults is not None:
@@ -105,12 +106,12 @@ class World:
 
     # -- workflows ---------------------------------------------------------------------------
 
-    def load(self, source: str, name: str = "flow") -> Any:
+    def load(self, source: str | Program, name: str = "flow") -> Any:
         """Writes a module and returns its workflow `flow`."""
         project = self.folder / "project"
         project.mkdir(exist_ok=True)
         path = project / f"{name}.py"
-        path.write_text(source)
+        path.write_text(source if isinstance(source, str) else source.source)
         sys.modules.pop(f"{name}__planaria", None)
         return load_target(f"{path}:flow")
 
@@ -129,7 +130,7 @@ class World:
     def events(self, run_id: str = "r") -> list[dict[str, Any]]:
         """Returns a run's events as they stand in the log, also without a supervisor."""
         with open_log(self.directory) as log:
-            return list(log.read_events(run_id))
+            return list(log.read_events(run_id, 0))
 
     def wait_ledger(self, tool: str, count: int = 1) -> dict[str, Any]:
         """Returns the count-th note of a tool, once it is there."""
@@ -163,7 +164,7 @@ class World:
         for pid, command in self.find_processes():
             if not wait_gone(pid):
                 left.append(f"process {pid}: {command}")
-        left += [f"socket {path}" for path in sorted(self.folder.rglob("*.sock"))]
+        left += [f"socket {path}" for path in self.folder.rglob("*") if path.is_socket()]
         left += [f"bound socket {path}" for path in bound_sockets(str(self.folder))]
         assert not left, "left behind:\n" + "\n".join(left) + "\n" + self.log()
         if (self.directory / "events" / "events.db").exists():
@@ -231,95 +232,7 @@ def probe(path: str) -> bool:
     return True
 
 
-# -- the program of the sweeps, and what must hold of its ledger -----------------------------
-
-PREAMBLE = """
-import json, os, signal, subprocess, sys, time
-from planaria import Workflow, call, code, current_call, decision, generate, parallel, tool
-
-LEDGER = "PLANARIA_TEST_LEDGER"
-
-def note(name, **more):
-    context = current_call()
-    facts = {"tool": name, "call": context.call_id, "key": context.idempotency_key,
-             "pid": os.getpid(), "session": context.session_id, **more}
-    descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(descriptor, json.dumps(facts).encode() + b"\\n")
-    os.close(descriptor)
-
-def count(name):
-    try:
-        with open(os.environ[LEDGER]) as file:
-            return sum(1 for line in file if json.loads(line)["tool"] == name)
-    except FileNotFoundError:
-        return 0
-"""
-
-CLASSES = (
-    PREAMBLE
-    + """
-@tool(effect="read")
-def look(n: int) -> int:
-    note("look")
-    return n + 1
-
-@tool(effect="idempotent")
-def put(n: int) -> int:
-    note("put")
-    return n * 2
-
-@tool(effect="once")
-def send(n: int) -> str:
-    note("send")
-    return f"sent {n}"
-
-@tool(effect="read")
-def sum_up(values: list[int]) -> int:
-    note("sum_up")
-    return sum(values)
-
-flow = Workflow("classes", tools=[look, put, send, sum_up], env=[LEDGER], steps=[
-    call("a", look, args={"n": 1}),
-    call("b", put, args={"n": "{{ steps.a.output }}"}, needs=["a"]),
-    code("c", source="[put(10), look(20), put(10)]", tools=["put", "look"], needs=["b"]),
-    call("d", sum_up, args={"values": "{{ steps.c.output }}"}, needs=["c"]),
-    call("e", send, args={"n": "{{ steps.d.output }}"}, needs=["d"]),
-])
-"""
-)
-CLASSES_OUTPUT = "sent 61"
-CLASSES_KEYS = {"look": 2, "put": 3, "sum_up": 1, "send": 1}
-
-MODEL = (
-    PREAMBLE
-    + """
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
-from pydantic_ai.models.function import FunctionModel
-
-@tool(effect="idempotent")
-def put(n: int) -> int:
-    note("put")
-    return n * 2
-
-@tool(effect="read")
-def look(n: int) -> int:
-    note("look")
-    return n + 1
-
-def answer(messages, info):
-    returned = [part for part in messages[-1].parts if part.part_kind == "tool-return"]
-    if returned:
-        text = "; ".join(f"{part.tool_name} {part.content}" for part in returned)
-        return ModelResponse(parts=[TextPart(text)])
-    calls = [ToolCallPart("put", {"n": 4}), ToolCallPart("look", {"n": 4})]
-    return ModelResponse(parts=calls)
-
-flow = Workflow("model", tools=[look, put], models={"m": FunctionModel(answer)}, env=[LEDGER],
-    steps=[generate("a", model="m", prompt="go", tools=["put", "look"], output={"mode": "text"})])
-"""
-)
-MODEL_OUTPUT = "put 8; look 5"
-MODEL_KEYS = {"put": 1, "look": 1}
+# -- what must hold of a run and the ledger --------------------------------------------------
 
 
 def finish(client: Client, run_id: str = "r") -> RunResult | InterruptedEffectError:
@@ -333,8 +246,7 @@ def finish(client: Client, run_id: str = "r") -> RunResult | InterruptedEffectEr
 def judge(
     world: World,
     outcome: RunResult | InterruptedEffectError,
-    output: Any = CLASSES_OUTPUT,
-    keys: dict[str, int] = CLASSES_KEYS,
+    program: Program = CLASSES,
     run_id: str = "r",
 ) -> None:
     """Compares a run with the ledger: what was done how often, and what came of it."""
@@ -343,22 +255,61 @@ def judge(
     done: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one in executions:
         done[one["key"]].append(one)
-    seen = Counter({tool: 0 for tool in keys})
+    seen = Counter(dict.fromkeys(program.keys, 0))
     for key, ones in done.items():
         seen[ones[0]["tool"]] += 1
         most = 1 if ones[0]["tool"] == "send" else 1 + ends
         assert len(ones) <= most, f"{ones[0]['tool']} {key} was executed {len(ones)} times"
         assert len({one["call"] for one in ones}) == 1, f"one key, several calls: {ones}"
     if isinstance(outcome, RunResult):
-        assert output == outcome.output
-        assert keys == dict(seen)
+        assert program.output == outcome.output
+        assert program.keys == dict(seen)
     else:
         assert "send" == outcome.fields["tool_name"], outcome
-        assert "InterruptedEffectError" == type(outcome).__name__
-        assert keys["send"] >= seen["send"]
+        assert program.keys["send"] >= seen["send"]
     recorded = {e["payload"]["callId"] for e in events if e["type"].endswith("call.succeeded")}
     executed = {one["call"] for one in executions}
     assert recorded <= executed, f"recorded and never executed: {recorded - executed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one run under faults showed."""
+
+    was_hit: bool  # the planned kill happened
+    problem: str | None
+
+
+def try_faults(folder: Path, faults: dict[str, Any], program: Program = CLASSES) -> Trial:
+    """Runs a program with faults planted in its first supervisor, and judges what came of it.
+
+    When that one dies the client starts others, without faults.
+    """
+    folder.mkdir()
+    was_hit, problem = False, None
+    opened = worlds(folder)
+    world = next(opened)
+    if "point" in faults:
+        faults = {**faults, "ledger": str(world.kills_path)}
+    if "child" in faults:
+        faults = {**faults, "child": {**faults["child"], "ledger": str(world.kills_path)}}
+    try:
+        world.start(faults=faults)
+        client = world.client()
+        client.start(world.load(program), program.input, run_id="r")
+        outcome = finish(client)
+        client.close()
+        code, was_killed = world.end(), "point" in faults and world.kills() != []
+        judge(world, outcome, program)
+        assert was_killed or code == 0, f"the supervisor ended by itself: {code}\n{world.log()}"
+    except (AssertionError, PlanariaError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    was_hit = world.kills() != []
+    try:
+        opened.close()
+    except AssertionError as error:
+        problem = problem or str(error)
+    return Trial(was_hit, problem)
 
 
 def worlds(folder: Path) -> Iterator[World]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import CLASSES, World, finish, judge, worlds
+from harness import World, finish, judge, worlds
+from process_programs import CLASSES
 
 pytestmark = pytest.mark.slow
 

@@ -1,28 +1,22 @@
-"""Workflows that tests run in real processes; their fixtures copy this file to a project of its own.
+"""Workflows that tests run in real processes; fixtures copy this file to a project of its own.
 
-Children load the copy: nothing here may import pytest or anything of the tests.
+Every process of a run loads the copy: nothing here imports pytest, or pydantic-ai (1.6 s).
 """
 
 import dataclasses
 import enum
 import os
-import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent, RunContext
-from pydantic_ai.capabilities import ProcessEventStream
-from pydantic_ai.mcp import MCPToolset, StdioTransport
-from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
-from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from planaria import AgentWorker, Workflow, call, current_call, generate, parallel, tool
+from planaria import Workflow, call, current_call, parallel, tool
 
 # -- plain ----------------------------------------------------------------------------------
 
@@ -50,11 +44,30 @@ def wait_for(path: str) -> str:
 plain = Workflow("plain", input=int, output=int, tools=[double], steps=[
     call("twice", double, args={"n": "{{ input }}"}),
 ])  # fmt: skip
+larger = Workflow("plain", input=int, output=int, tools=[double], steps=[
+    call("twice", double, args={"n": "{{ input + 1 }}"}),
+])  # fmt: skip
 failing = Workflow("failing", tools=[fail], steps=[call("bad", fail, args={"text": "no such row"})])
 waiting = Workflow("waiting", input=str, output=str, tools=[wait_for], steps=[
     call("wait", wait_for, args={"path": "{{ input }}"}),
 ])  # fmt: skip
 
+
+@tool(effect="idempotent")
+def key_in_thread(n: int) -> list[str]:
+    return [current_call().idempotency_key, current_call().step_path]
+
+
+@tool(effect="once")
+async def key_in_loop(n: int) -> list[str]:
+    return [current_call().idempotency_key, current_call().step_path]
+
+
+keys = Workflow("keys", tools=[key_in_thread, key_in_loop], steps=[
+    call("a", key_in_thread, args={"n": 1}),
+    call("b", key_in_loop, args={"n": 1}),
+    call("c", key_in_loop, args={"n": 2}, needs=["a", "b"]),
+])  # fmt: skip
 
 
 @tool(effect="read")
@@ -158,42 +171,39 @@ class Point:
     x: int
 
 
-def make_values() -> list[Any]:
-    """Returns what the rows of values.json say, in their order."""
-    from zoneinfo import ZoneInfo
-
-    return [
-        {"a": 1, "b": [True, None, "é", "日本", "😀"]},
-        2**53 + 1,
-        2**70,
-        -0.0,
-        float("nan"),
-        float("inf"),
-        {1: "a", "1": "b"},
-        {"x": {3: 4}},
-        b"\xff\x00",
-        "\ud800",
-        "a\x00b",
-        datetime(2026, 3, 29, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")),
-        Decimal("1.10"),
-        Colour.BLUE,
-        Square(side=Decimal("1")),
-        Point(1),
-        (1, 2),
-        {1, 2},
-        range(3),
-        Fraction(1, 3),
-        lambda: 1,
-        nest(200_000),
-        contain_itself(),
-        "x" * 5_000_000,
-        None,
-    ]
+# What the rows of values.json say, in their order.
+VALUES: list[Callable[[], Any]] = [
+    lambda: {"a": 1, "b": [True, None, "é", "日本", "😀"]},
+    lambda: 2**53 + 1,
+    lambda: 2**70,
+    lambda: -0.0,
+    lambda: float("nan"),
+    lambda: float("inf"),
+    lambda: {1: "a", "1": "b"},
+    lambda: {"x": {3: 4}},
+    lambda: b"\xff\x00",
+    lambda: "\ud800",
+    lambda: "a\x00b",
+    lambda: datetime(2026, 3, 29, 2, 30, tzinfo=ZoneInfo("Europe/Berlin")),
+    lambda: Decimal("1.10"),
+    lambda: Colour.BLUE,
+    lambda: Square(side=Decimal("1")),
+    lambda: Point(1),
+    lambda: (1, 2),
+    lambda: {1, 2},
+    lambda: range(3),
+    lambda: Fraction(1, 3),
+    lambda: lambda: 1,
+    lambda: nest(200_000),
+    lambda: contain_itself(),
+    lambda: "x" * 5_000_000,
+    lambda: None,
+]
 
 
 @tool(effect="read")
 def nth_value(n: int):  # type: ignore[no-untyped-def]  # undeclared: plain JSON
-    return make_values()[n]
+    return VALUES[n]()
 
 
 @tool(effect="read")
@@ -203,102 +213,7 @@ def process_id() -> int:
 
 values = Workflow("values", input=list[int], tools=[nth_value, process_id], steps=[
     call("before", process_id),
-    parallel("each", items="{{ input }}", failure_mode="all_settled", max_concurrency=1,
+    parallel("each", items="{{ input }}", failure_mode="all_settled", max_concurrency=4,
         steps=[call("value", nth_value, args={"n": "{{ item }}"})], needs=["before"]),
     call("after", process_id, needs=["each"]),
 ], output_step="each")  # fmt: skip
-
-# -- agents ---------------------------------------------------------------------------------
-
-
-class Answer(BaseModel):
-    town: str
-    degrees: Decimal
-    asked_by: str
-
-
-class Deps(BaseModel):
-    user: str
-    pid: int
-
-
-def make_deps() -> Deps:
-    """Made where the agent runs: the tool below finds its own process there."""
-    return Deps(user="ada", pid=os.getpid())
-
-
-def _script(messages: list[ModelMessage], info: AgentInfo) -> list[TextPart | ToolCallPart]:
-    turn = sum(isinstance(message, ModelResponse) for message in messages)
-    if turn == 0:
-        return [ToolCallPart("temperature", {"town": "Bern"}, tool_call_id="a")]
-    [output] = info.output_tools
-    degrees = messages[-1].parts[0].content  # type: ignore[union-attr]
-    answer = {"town": "Bern", "degrees": degrees, "asked_by": "ada"}
-    return [ToolCallPart(output.name, answer, tool_call_id="b")]
-
-
-def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    return ModelResponse(parts=_script(messages, info))
-
-
-async def stream(
-    messages: list[ModelMessage], info: AgentInfo
-) -> AsyncIterator[str | dict[int, DeltaToolCall]]:
-    for index, part in enumerate(_script(messages, info)):
-        assert isinstance(part, ToolCallPart)
-        text = part.args_as_json_str()
-        yield {index: DeltaToolCall(part.tool_name, text[:5], tool_call_id=part.tool_call_id)}
-        yield {index: DeltaToolCall(None, text[5:])}
-
-
-agent = Agent(
-    FunctionModel(answer), name="weather", deps_type=Deps, output_type=Answer,
-    instructions="Say how warm it is.",
-)  # fmt: skip
-
-
-@agent.tool
-def temperature(context: RunContext[Deps], town: str) -> str:
-    assert context.deps.pid == os.getpid() and context.deps.user == "ada"
-    return "12.5"
-
-
-agent_flow = Workflow("agents.tools", output=Answer,
-    models={"weather": AgentWorker(agent, deps=make_deps, effects={"temperature": "read"})},
-    steps=[generate("ask", model="weather", prompt="How warm is Bern?", output=Answer)],
-)  # fmt: skip
-
-
-async def _note_events(context: RunContext[Deps], events: Any) -> None:
-    """Who hears the events of a run makes pydantic-ai ask for its responses as streams."""
-    async for event in events:
-        print(type(event).__name__, flush=True)
-
-
-streaming_agent = Agent(
-    FunctionModel(stream_function=stream), name="stream", deps_type=Deps,  # no other way to answer
-    output_type=Answer, tools=[temperature], capabilities=[ProcessEventStream(_note_events)],
-)  # fmt: skip
-stream_flow = Workflow("agents.stream", output=Answer,
-    models={"weather": AgentWorker(streaming_agent, deps=make_deps)},
-    steps=[generate("ask", model="weather", prompt="How warm is Bern?", output=Answer)],
-)  # fmt: skip
-
-
-def ask_echo(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    turn = sum(isinstance(message, ModelResponse) for message in messages)
-    if turn < 2:
-        name = ("echo", "send")[turn]
-        return ModelResponse(parts=[ToolCallPart(name, {"text": "hi"}, tool_call_id=name)])
-    return ModelResponse(parts=[TextPart(str(messages[-1].parts[0].content))])  # type: ignore[union-attr]
-
-
-# Beside the copy of this file; the notes go to the folder that the run was admitted from.
-_SERVER = [str(Path(__file__).with_name("mcp_echo_server.py")), "mcp-notes.txt"]
-mcp_agent = Agent(
-    FunctionModel(ask_echo), name="mcp",
-    toolsets=[MCPToolset(StdioTransport(sys.executable, _SERVER), id="echo")],
-)  # fmt: skip
-mcp_flow = Workflow("agents.mcp", output=str, models={"mcp": mcp_agent}, steps=[
-    generate("ask", model="mcp", prompt="Echo.", output=str),
-])  # fmt: skip

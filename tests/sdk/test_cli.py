@@ -1,14 +1,8 @@
 """Every command against real supervisors: what it writes, its JSON, its exit codes."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -17,143 +11,18 @@ from planaria.client import Client
 from planaria.command_line import read_input
 from planaria.protocol.errors import UsageError
 
-WORKFLOWS = """
-import asyncio, os, signal
-from planaria import Workflow, call, tool
+from .cli_stage import (
+    DOCUMENT,
+    PATIENCE_SECONDS,
+    Command,
+    command,
+    fresh,
+    project,
+    served,
+    start,
+)
 
-print("loaded")
-
-@tool(effect="read")
-def echo(n: int) -> int:
-    print("echo says", n)
-    return n
-
-@tool(effect="read")
-def fail() -> None:
-    raise ValueError("no such ticket")
-
-@tool(effect="once")
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-@tool(effect="read")
-async def pass_gate(path: str) -> str:
-    while not os.path.exists(path):
-        await asyncio.sleep(0.01)
-    return "passed"
-
-flow = Workflow("t.echo", input=dict[str, int], tools=[echo], steps=[
-    call("one", "echo", args={"n": "{{ input.n }}"}),
-    call("two", "echo", args={"n": "{{ steps.one.output }}"}, needs=["one"]),
-])
-failing = Workflow("t.fail", tools=[fail], steps=[call("bad", "fail", args={})])
-dying = Workflow("t.die", tools=[die], steps=[call("held", "die", args={})])
-gated = Workflow("t.gate", input=str, tools=[pass_gate], steps=[
-    call("gate", "pass_gate", args={"path": "{{ input }}"}),
-])
-asking = Workflow("t.ask", models={"fast": "groq:some-model"}, steps=[
-    {"id": "ask", "uses": "ai.generate", "with": {"model": "fast", "prompt": "hello"}},
-])
-"""
-DOCUMENT = {
-    "apiVersion": "lwir/v1",
-    "kind": "Workflow",
-    "metadata": {"name": "t.document"},
-    "permissions": {"tools": ["echo"]},
-    "steps": [{"id": "one", "uses": "tool.call", "with": {"tool": "echo", "args": {"n": 5}}}],
-}
-PATIENCE_SECONDS = 40.0
-PLANARIA = [sys.executable, "-P", "-m", "planaria"]
-
-
-class Command:
-    """Runs commands in this process, in one folder, on one data directory."""
-
-    def __init__(self, data: Path, capture: pytest.CaptureFixture[str]) -> None:
-        self.data = data
-        self.capture = capture
-
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        """Returns exit code, stdout and stderr."""
-        self.capture.readouterr()
-        code = main([*words, "--data-dir", str(self.data)])
-        shown = self.capture.readouterr()
-        assert "Traceback" not in shown.err
-        return code, shown.out, shown.err
-
-    def json(self, *words: str) -> tuple[int, Any]:
-        """Returns exit code and the one document on stdout."""
-        code, out, _ = self(*words, "--json")
-        return code, json.loads(out)
-
-    def error(self, *words: str) -> tuple[int, str, str]:
-        """Returns exit code, class and message of a command that fails, both ways."""
-        code, document = self.json(*words)
-        error = document["error"]
-        again, out, err = self(*words)
-        assert (code, "") == (again, out)
-        assert error["message"] in err
-        return code, error["class"], error["message"]
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("project")
-    (folder / "pyproject.toml").touch()
-    (folder / "flows.py").write_text(WORKFLOWS)
-    (folder / "document.json").write_text(json.dumps(DOCUMENT))
-    search_path, names = list(sys.path), set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.delenv("GROQ_API_KEY", raising=False)
-        yield folder
-    sys.path[:] = search_path
-    for name in [name for name in sys.modules if name not in names and "flows" in name]:
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def served(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data directory with a supervisor that `planaria up` runs, and one run of each end."""
-    data = tmp_path_factory.mktemp("data") / "d"
-    with up(data) as facts:
-        assert os.getpid() != facts["pid"]
-        for target, run_id, code in (
-            ("flows.py:flow", "done", 0),
-            ("flows.py:failing", "bad", 1),
-            ("flows.py:dying", "held", 5),
-        ):
-            given = ["--input", '{"n": 3}'] if run_id == "done" else []
-            words = [target, "--run-id", run_id, "--data-dir", str(data), "--json", *given]
-            assert code == main(["run", *words])
-        yield data
-
-
-@contextlib.contextmanager
-def up(data: Path, *words: str) -> Iterator[dict[str, Any]]:
-    """Runs `planaria up` in the foreground and gives what it announces."""
-    command = [*PLANARIA, "up", "--json", "--data-dir", str(data), *words]
-    with (data.parent / "up.err").open("ab") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.communicate(timeout=PATIENCE_SECONDS)
-
-
-@pytest.fixture
-def command(served: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    return Command(served, capfd)
-
-
-@pytest.fixture
-def fresh(project: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Commands on a data directory that isn't there yet."""
-    return Command(tmp_path / "d", capfd)
-
+__all__ = ["command", "fresh", "project", "served"]  # pytest finds fixtures by their names
 
 # -- run, result, wait ---------------------------------------------------------------------
 
@@ -275,8 +144,7 @@ def test_bad_input_has_code_2_and_leaves_nothing(
 
     assert 2 == code
     assert said in message
-    if "--run-id" not in words:  # a supervisor refuses that one
-        assert not fresh.data.exists()
+    assert not fresh.data.exists()
 
 
 def test_model_without_its_package_is_refused(
@@ -460,63 +328,16 @@ def test_unknown_run_has_code_3(command: Command, name: str) -> None:
     + [["wait", "x"], ["result", "x"], ["cancel", "x"], ["resume"], ["verify"]],
     ids=" ".join,
 )
-def test_missing_data_directory_has_code_3_and_isnt_made(
-    fresh: Command, words: list[str]
-) -> None:
+def test_missing_data_directory_has_code_3_and_isnt_made(fresh: Command, words: list[str]) -> None:
     assert (3, "NotFoundError") == fresh.error(*words)[:2]
     assert not fresh.data.exists()
 
 
-# -- the data directory --------------------------------------------------------------------
-
-
-def test_foreign_data_directory_has_code_6_and_stays_as_it_is(fresh: Command) -> None:
-    fresh.data.mkdir()
-    (fresh.data / "thesis.txt").write_text("mine")
-    run = ["run", "flows.py:flow", "--input", '{"n": 1}']
-
-    assert (6, "DataDirectoryError") == fresh.error(*run)[:2]
-    assert (6, "DataDirectoryError") == fresh.error("runs")[:2]
-    assert 6 == fresh("doctor")[0]
-    assert ["thesis.txt"] == os.listdir(fresh.data)
+# -- supervisor and directory ---------------------------------------------------------------
 
 
 def test_second_supervisor_is_refused_with_code_6(command: Command) -> None:
     assert (6, "DataDirLockedError") == command.error("up", "--detach")[:2]
-
-
-def test_look_after_the_supervisor_has_ended(fresh: Command) -> None:
-    given = ["--input", '{"n": 2}', "--run-id", "over"]
-    assert 0 == fresh("run", "flows.py:flow", *given, "--quiet")[0]
-
-    assert "completed" == fresh.json("show", "over")[1]["status"]
-    assert (0, "2\n", "") == fresh("result", "over")
-    assert ["over"] == [run["runId"] for run in fresh.json("runs")[1]]
-    assert "RunCompleted" in fresh("events", "over", "--follow")[1]
-    assert 2 == len(fresh.json("logs", "over")[1]["sessions"])
-    assert {"supervisor": None, "processes": []} == fresh.json("ps")[1]
-    assert {"completed": 1} == fresh.json("status")[1]["runs"]
-    assert not fresh.json("down")[1]["stopped"]
-    assert {"runs": []} == fresh.json("resume")[1]
-
-
-def test_verify_finds_a_changed_blob(fresh: Command) -> None:
-    given = ["--input", '{"n": 2}', "--run-id", "over"]
-    assert 0 == fresh("run", "flows.py:flow", *given, "--quiet")[0]
-    code, document = fresh.json("verify")
-    assert (0, True, [], []) == (
-        code,
-        document["isSound"],
-        document["violations"],
-        document["findings"],
-    )
-
-    blob = next(path for path in (fresh.data / "artifacts/blobs").rglob("*") if path.is_file())
-    blob.chmod(0o600)
-    blob.write_bytes(b"changed" + blob.read_bytes())
-    code, document = fresh.json("verify")
-    assert (6, False) == (code, document["isSound"])
-    assert 6 == fresh("verify")[0]
 
 
 def test_doctor_looks_at_machine_and_directory(command: Command) -> None:
@@ -527,88 +348,6 @@ def test_doctor_looks_at_machine_and_directory(command: Command) -> None:
     assert {"python", "sqlite", "kernel", "disk", "supervisor", "processes"} <= set(names)
     assert all(check["status"] in ("ok", "warning") for check in document["checks"])
     assert "SQLite" not in command("doctor")[2]
-
-
-# -- supervisors that end ------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_the_run_open_and_resume_carries_it_on(
-    fresh: Command, project: Path, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    words = ["run", "flows.py:gated", "--input", json.dumps(str(gate)), "--run-id", "left"]
-    with _start(*words, "--data-dir", str(fresh.data)) as process:
-        assert process.stderr is not None
-        _read_until(process.stderr, "in process")
-        process.send_signal(signal.SIGINT)
-        gate.touch()  # the call in flight may finish
-        out, err = process.communicate(timeout=PATIENCE_SECONDS)
-
-    assert (130, "") == (process.returncode, out)
-    assert "left open" in err and "planaria resume left" in err
-    assert (0, "passed") == _output(fresh.json("resume", "left"))
-
-
-@pytest.mark.slow
-def test_up_carries_open_runs_on_after_take_over_and_down_ends_it(
-    fresh: Command, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    given = ["--input", json.dumps(str(gate)), "--run-id", "long"]
-    with up(fresh.data) as first:
-        assert 0 == fresh("run", "flows.py:gated", *given, "--detach")[0]
-        os.kill(first["pid"], signal.SIGSTOP)
-        code, second = fresh.json("up", "--detach", "--take-over")
-        assert 0 == code
-        assert first["pid"] != second["pid"]
-
-        gate.touch()
-        assert (0, "passed") == _output(fresh.json("wait", "long"))
-        code, document = fresh.json("down")
-        assert (0, second["pid"]) == (code, document["pid"])
-        assert 0 == fresh("verify")[0]
-
-
-@pytest.mark.slow
-def test_resume_carries_every_open_run_on_after_a_kill(fresh: Command, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    with up(fresh.data) as facts:
-        for run_id in ("a", "b"):
-            given = ["--input", json.dumps(str(gate)), "--run-id", run_id, "--detach"]
-            assert 0 == fresh("run", "flows.py:gated", *given)[0]
-        os.kill(facts["pid"], signal.SIGKILL)
-    gate.touch()
-    code, document = fresh.json("resume")
-
-    assert 0 == code
-    assert {"a": "completed", "b": "completed"} == {
-        run["runId"]: run["status"] for run in document["runs"]
-    }
-
-
-def _output(answer: tuple[int, Any]) -> tuple[int, Any]:
-    return answer[0], answer[1].get("output")
-
-
-@contextlib.contextmanager
-def _start(*words: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [*PLANARIA, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def _read_until(stream: IO[str], text: str) -> None:
-    for line in stream:
-        if text in line:
-            return
-    raise AssertionError(f"the command has ended without saying {text!r}")
 
 
 # -- faults of our own ---------------------------------------------------------------------
@@ -633,7 +372,7 @@ def test_fault_of_ours_has_code_70_and_a_traceback_on_request_only(
 @pytest.mark.slow
 def test_reader_that_has_seen_enough_is_no_error(command: Command) -> None:
     words = ["events", "done", "--json", "--data-dir", str(command.data)]
-    with _start(*words) as process:
+    with start(*words) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         err = process.stderr.read()
@@ -644,7 +383,9 @@ def test_reader_that_has_seen_enough_is_no_error(command: Command) -> None:
 
 
 def test_no_command_is_left_untested() -> None:
-    text = Path(__file__).read_text()
-    missing = [function.__name__ for function, _ in COMMANDS if f'"{function.__name__}"' not in text]
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_cli*.py"))
+    missing = [
+        function.__name__ for function, _ in COMMANDS if f'"{function.__name__}"' not in text
+    ]
 
     assert [] == missing

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from planaria import Workflow
-from planaria.definition import collect_parts, find_source, load_target, prepare_source
+from planaria.definition import find_source, load_target, prepare_source
 from planaria.prompt_definition import BLOB_NAME
 from planaria.protocol.errors import (
     IntegrityError,
     UsageError,
-    UserCodeError,
-    WorkflowInvalidError,
 )
 from planaria.workers.loading import load_parts
 
@@ -312,13 +310,6 @@ def test_document_of_code_only_needs_no_module(project: Path) -> None:
     assert (found.tools, found.models) == ({}, {})
 
 
-def test_document_without_its_module_has_findings(project: Path) -> None:
-    write(project, "flow.json", json.dumps(DOCUMENT))
-
-    with pytest.raises(WorkflowInvalidError, match="the definition has no tool 'look'"):
-        load_target("flow.json")
-
-
 def test_target_of_a_call_has_to_be_the_workflow(project: Path) -> None:
     write(project, "flow.py", FLOW + "other = make = flow\n")
     workflow = load_target("flow.py:flow")
@@ -353,56 +344,3 @@ def test_installed_definition_stays_live(tmp_path: Path) -> None:
 
     assert snapshot.files == {}
     assert {"live": str(site)} in source["paths"]
-
-
-@pytest.mark.parametrize(
-    ("target", "error", "text"),
-    [
-        ("flow", UsageError, "'flow' names no workflow: write path.py:name, module:name"),
-        ("gone.py:flow", UsageError, "there is no file"),
-        ("gone:flow", UsageError, "there is no module 'gone' on the import path"),
-        ("flow.py:flw", UsageError, "has nothing of that name; its workflows are: flow"),
-        ("flow.py:look", UsageError, "has a Tool there; its workflows are: flow"),
-        (
-            "bad.py:x",
-            UserCodeError,
-            r"loading '.*bad.py' failed at .*bad.py, line 2: ValueError: no",
-        ),
-        ("syntax.py:x", UserCodeError, "failed at .*syntax.py, line 1: SyntaxError"),
-        ("exits.py:x", UserCodeError, "failed at .*exits.py, line 1: SystemExit"),
-        ("imports:x", UserCodeError, "line 1: ModuleNotFoundError: No module named 'nowhere'"),
-        ("runs:x", UserCodeError, r"module 'runs' calls run\(\) while it is imported"),
-        ("gone.json", UsageError, "can't be read: No such file"),
-    ],
-)
-def test_target_that_names_no_workflow_is_an_error_that_says_why(
-    project: Path, target: str, error: type[Exception], text: str
-) -> None:
-    write(project, "flow.py", FLOW)
-    write(project, "bad.py", "\nraise ValueError('no')\n")
-    write(project, "syntax.py", "def\n")
-    write(project, "exits.py", "raise SystemExit(3)\n")
-    write(project, "imports.py", "import nowhere\n")
-    write(project, "runs.py", "from planaria.loading_guard import raise_if_loading as r\nr()\n")
-
-    with pytest.raises(error, match=text):
-        load_target(target)
-
-
-def test_script_without_a_guard_is_loaded_up_to_its_run(project: Path) -> None:
-    text = FLOW + "from planaria import run\nrun(flow)\nraise AssertionError('not reached')\n"
-    write(project, "flow.py", text)
-
-    assert load_target("flow.py:flow").id == "w"
-
-
-def test_module_is_only_for_documents(project: Path) -> None:
-    write(project, "flow.py", FLOW)
-    write(project, "parts.py", "models = 3\n")
-    write(project, "flow.json", json.dumps(DOCUMENT))
-
-    with pytest.raises(UsageError, match="--module goes with an LWIR file"):
-        load_target("flow.py:flow", "parts.py")
-    with pytest.raises(UsageError, match="`models` in .*parts.py' is a int; expected a map"):
-        load_target("flow.json", "parts.py")
-    assert collect_parts(None).tools == {}

@@ -5,6 +5,7 @@ All runs of this file share a supervisor: starting one costs more than a run.
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,13 +27,14 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The copied module, and a client that keeps its supervisor."""
+    """The copied modules, and a client that keeps their supervisor."""
 
-    module: Path
+    folder: Path
     client: Client
 
     def load(self, name: str) -> Workflow:
-        return load_target(f"{self.module}:{name}")
+        place, _, workflow = name.rpartition(".")
+        return load_target(f"{self.folder / (place or 'sdk_flows')}.py:{workflow}")
 
     def run(self, name: str, input: Any = None) -> RunResult:
         workflow = self.load(name)
@@ -47,21 +49,19 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("typed")
     (folder / "pyproject.toml").write_text("")
-    module = folder / "typed_project.py"
-    shutil.copy(HERE / "sdk_flows.py", module)
+    for name in ("sdk_flows.py", "agent_flows.py", "mcp_flows.py"):
+        shutil.copy(HERE / name, folder)
     shutil.copy(HERE.parent / "workers" / "mcp_echo_server.py", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         with Client(folder / "data") as client:
-            yield Project(module, client)
+            yield Project(folder, client)
 
 
-def flows(project: Project) -> Any:
-    """Returns the module that the workflows were loaded from: its classes are theirs."""
-    import sys
-
-    project.load("plain")
-    return sys.modules["typed_project__planaria"]
+def flows(project: Project, name: str = "sdk_flows") -> Any:
+    """Returns the module that workflows were loaded from: its classes are theirs."""
+    project.load(f"{name}.{'plain' if name == 'sdk_flows' else 'agent_flow'}")
+    return sys.modules[f"{name}__planaria"]
 
 
 def test_typed_input_reaches_the_tool_and_comes_back_with_its_types(project: Project) -> None:
@@ -117,7 +117,7 @@ def test_input_that_does_not_fit_is_refused_with_its_path_and_not_recorded(
 
 
 def test_odd_results_of_a_tool_are_exact_or_refused_with_their_path(project: Project) -> None:
-    expected = flows(project).make_values()
+    expected = [make() for make in flows(project).VALUES]
     result = project.run("values", list(range(len(CASES))))
     branches = result.output
 
@@ -137,15 +137,11 @@ def test_a_refused_value_leaves_its_process_up(project: Project) -> None:
     run_id = project.run("values", [4, 21, 22, 20]).run_id  # NaN, deep, cyclic, a function
 
     events = project.events(run_id)
-    pids = {event["payload"]["pid"] for event in events if event["type"] == "ProcessStarted"}
-    outputs = [
-        event["payload"].get("output")
-        for event in events
-        if event["type"] == "StepCompleted" and event["payload"]["stepId"] in ("before", "after")
+    incarnations = [
+        event["payload"]["incarnation"] for event in events if event["type"] == "ProcessStarted"
     ]
-
-    assert 2 == len(outputs)
-    assert {outputs[0]} == {outputs[1]} == pids
+    assert [1] * 6 == incarnations  # no session needed a second process
+    assert 4 == sum(event["type"] == "harness.session.failed" for event in events)
 
 
 def test_large_text_is_stored_as_a_blob_and_comes_back_whole(project: Project) -> None:
@@ -175,9 +171,9 @@ def test_large_input_is_stored_as_a_blob_by_the_client(project: Project) -> None
 
 
 def test_an_ordinary_agent_runs_with_its_deps_tools_and_typed_output(project: Project) -> None:
-    module = flows(project)
+    module = flows(project, "agent_flows")
 
-    result = project.run("agent_flow")
+    result = project.run("agent_flows.agent_flow")
 
     assert module.Answer(town="Bern", degrees=Decimal("12.5"), asked_by="ada") == result.output
     types = [event["type"] for event in project.events(result.run_id)]
@@ -193,9 +189,9 @@ def test_an_ordinary_agent_runs_with_its_deps_tools_and_typed_output(project: Pr
 def test_a_streaming_agent_gives_the_same_and_its_undeclared_tool_is_once(
     project: Project,
 ) -> None:
-    module = flows(project)
+    module = flows(project, "agent_flows")
 
-    result = project.run("stream_flow")
+    result = project.run("agent_flows.stream_flow")
 
     assert module.Answer(town="Bern", degrees=Decimal("12.5"), asked_by="ada") == result.output
     effects = [
@@ -207,7 +203,7 @@ def test_a_streaming_agent_gives_the_same_and_its_undeclared_tool_is_once(
 
 
 def test_tools_of_an_mcp_server_have_the_effects_of_their_annotations(project: Project) -> None:
-    result = project.run("mcp_flow")
+    result = project.run("mcp_flows.mcp_flow")
 
     assert "sent hi" == result.output
     assert ["start", "echo", "send"] == Path("mcp-notes.txt").read_text().split()
@@ -217,6 +213,25 @@ def test_tools_of_an_mcp_server_have_the_effects_of_their_annotations(project: P
         if event["type"] == "harness.tool_call.started"
     }
     assert {"echo": "read", "send": "once"} == effects
+
+
+def test_tools_find_the_key_that_their_call_is_recorded_under(project: Project) -> None:
+    run_id = project.run("keys").run_id
+
+    events = project.events(run_id)
+    recorded = [
+        event["payload"]["idempotencyKey"]
+        for event in events
+        if event["type"] == "harness.tool_call.started"
+    ]
+    seen = {
+        event["payload"]["stepId"]: event["payload"]["output"]
+        for event in events
+        if event["type"] == "StepCompleted"
+    }
+    assert sorted(recorded) == sorted(key for key, _ in seen.values())
+    assert 3 == len(set(recorded))
+    assert all(step == path for step, (_, path) in seen.items())
 
 
 def test_a_tool_that_raises_fails_the_run_with_its_words(project: Project) -> None:

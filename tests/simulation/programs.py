@@ -131,3 +131,22 @@ def retried_group() -> dict[str, Any]:
             ],
         }
     )
+
+
+def fan_out(
+    *steps: dict[str, Any], items: Any = "{{ input.items }}", id: str = "each", **more: Any
+) -> dict[str, Any]:
+    """A `parallel` step; what of `more` belongs into its `with` goes there."""
+    inside = ("itemKey", "maxBranches", "maxConcurrency", "failureMode", "fanIn")
+    config = {name: more.pop(name) for name in inside if name in more}
+    config = {"items": items, "itemKey": "{{ item }}", "maxBranches": 1_000, **config}
+    config.setdefault("maxConcurrency", config["maxBranches"])
+    config.setdefault("failureMode", "fail_fast")
+    config.setdefault("fanIn", {"order": "input"})
+    return {"id": id, "uses": "parallel", "with": config, "steps": list(steps), **more}
+
+
+def decide(id: str, needs: list[str], default: str, *cases: tuple[str, str]) -> dict[str, Any]:
+    listed = [{"when": f"{{{{ {when} }}}}", "to": to} for when, to in cases]
+    config = {"cases": listed, "default": default}
+    return {"id": id, "uses": "decision", "needs": needs, "with": config}

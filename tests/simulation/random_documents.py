@@ -73,8 +73,6 @@ def _fill(
     """Gives a step what its edges allow: visits, references, conditions, items, retries."""
     name = step["id"]
     visible = [other for other in places.names if places.may_see(name, other)]
-    if places.is_on_loop(name) and name in places.names and visible.count(name) == 0:
-        visible.append(name)
     read = [f'steps["{n}"]' for n in draw.sample(visible, min(3, len(visible)))]
     read += [f'steps["{n}"]' for n in draw.sample(seen, min(1, len(seen)))]
     if step["uses"] == "decision":

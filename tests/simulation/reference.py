@@ -94,17 +94,14 @@ class Map:
     def _waits_for(self, name: str) -> set[str]:
         """Returns what must be settled first: its deps, and whoever may still run one of those."""
         found = set(self.deps[name])
-        import os
-        mode=os.environ.get("MODE","A")
         while True:
             more = {
                 decision
                 for (decision, _), members in self.loops.items()
-                if name not in members and members & found
-                and not (mode=="C" and self.is_before(name, decision))
+                if name not in members and members & found and not self.is_before(name, decision)
             }
-            if more <= found or mode=="A":
-                return found|more
+            if more <= found:
+                return found
             found |= more
 
     def is_on_loop(self, name: str) -> bool:

@@ -26,7 +26,9 @@ def play(document: Any, value: Any, answer: Any, seed: int) -> tuple[str, Any, A
     pick = picks[min(seed, 2)]
     game = Interpreter(document, value, answer, pick)
     status, result = game.run()
-    return (status, without_errors(result), None) if status == "completed" else (status, None, result)
+    return (
+        (status, without_errors(result), None) if status == "completed" else (status, None, result)
+    )
 
 
 def run_kernel(document: Any, value: Any, answer: Any, seed: int) -> tuple[str, Any, Any]:

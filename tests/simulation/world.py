@@ -17,7 +17,7 @@ from planaria.protocol.effects import make_idempotency_key
 from planaria.protocol.events import Event, decode_event, encode_event
 from planaria.protocol.ids import call_id
 from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Stop
-from planaria.protocol.payloads import Ref, load_value
+from planaria.protocol.payloads import Ref, load_value, read_field
 from planaria.protocol.templates import parse_template
 from planaria.supervisor.fold import fold
 from planaria.supervisor.kernel import Kernel
@@ -54,12 +54,24 @@ class MemoryLibrary:
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
+        self._unwritten: dict[str, bytes] = {}  # made in this turn; a crash loses them
         self._plans: dict[str, Plan] = {}
 
     def write(self, data: bytes) -> dict[str, Any]:
         ref = blob_ref(data)
         self.blobs[ref["sha256"]] = data
+        self._unwritten.pop(ref["sha256"], None)
         return ref
+
+    def keep(self, data: bytes) -> None:
+        self._unwritten[blob_ref(data)["sha256"]] = data
+
+    def read(self, ref: dict[str, Any]) -> bytes:
+        digest = ref["sha256"]
+        return self._unwritten[digest] if digest in self._unwritten else self.blobs[digest]
+
+    def lose_unwritten(self) -> None:
+        self._unwritten.clear()
 
     def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan:
         if version_id not in self._plans:
@@ -68,7 +80,7 @@ class MemoryLibrary:
         return self._plans[version_id]
 
     def value(self, value: Any) -> Any:
-        return load_value(value, lambda ref: self.blobs[ref["sha256"]])
+        return load_value(value, self.read)
 
 
 @dataclass
@@ -132,6 +144,7 @@ class World:
         self.child_kills = 0
         self.answers: list[Answer] = []
         self.lossy = False
+        self.is_doomed: Callable[[Child], bool] | None = None  # asked before a child does anything
         self.hold: Callable[[str], bool] | None = None
         # (step path, attempt, {"args"|"prompt": …}) -> result, in place of the tools and models.
         self.answer: Callable[[str, int, Any], Any] | None = None
@@ -142,6 +155,7 @@ class World:
 
     def _start(self) -> None:
         self.epoch += 1
+        self.library.lose_unwritten()
         self.children: dict[str, Child] = {}
         self.inbox: deque[Any] = deque()
         system = SystemState(
@@ -221,6 +235,9 @@ class World:
 
     def _child_point(self, child: Child) -> bool:
         self.child_points += 1
+        if self.is_doomed is not None and self.is_doomed(child):
+            self.kill_child(child.process_id)
+            return True
         if self.kill_child_at is not None and self.child_points == self.kill_child_at:
             self.kill_child(child.process_id)
             return True
@@ -293,6 +310,10 @@ class World:
                 self._restart_after_crash()
         raise AssertionError("the world doesn't come to rest")
 
+    def step(self, count: int) -> bool:
+        """Takes at most so many steps; says whether there may be more."""
+        return all(self._step() for _ in range(count))
+
     def _restart_after_crash(self) -> None:
         while True:
             try:
@@ -339,7 +360,9 @@ class World:
         open_runs = [r for r in self.kernel.system.runs.values() if not r.is_ended]
         if wait is None or not open_runs:
             return False
-        if wait > 9_000_000 and not self.kernel.system.timers:
+        system = self.kernel.system
+        is_stopping = any(p.kill_at is not None for p in system.processes.values())
+        if wait > 9_000_000 and not system.timers and not is_stopping:
             return False
         self.at += wait
         self.mono += wait
@@ -470,7 +493,7 @@ def run_session(world: World, child: Child) -> Any:
                 yield append(["harness.execute_step.failed", {"error": step_error("recorded")}])
                 yield from committed()
                 return
-            results.append(event.payload["result"])
+            results.append(world.library.value(read_field(event.payload, "result")))
             continue
         if call in started:
             assert effect not in ("once", "managed"), "a once effect is never dispatched twice"
@@ -489,7 +512,7 @@ def run_session(world: World, child: Child) -> Any:
             if effect != "read":
                 yield from committed()
         if effect != "read" and key in spec["inherited"]:
-            results.append(spec["inherited"][key]["v"])
+            results.append(read_wrapped(world, spec["inherited"][key]))
             yield append(["harness.tool_call.succeeded", {"callId": call, "result": results[-1]}])
             continue
         while world.hold is not None and world.hold(tool):
@@ -542,7 +565,7 @@ def generate(
     asked = {"prompt": parse_template(spec["step"]["with"]["prompt"]).evaluate(roots)}
     call = call_id(spec["sessionId"], "m0")
     if call in outcomes:
-        result = outcomes[call].payload["response"]
+        result = world.library.value(read_field(outcomes[call].payload, "response"))
     else:
         if call not in started:
             number = {"callId": call, "position": "m0", "turn": 0}
@@ -572,9 +595,13 @@ def step_error(message: str) -> dict[str, Any]:
     return {"name": "ToolError", "message": message, "causeCode": "step_failed", "retriable": True}
 
 
+def read_wrapped(world: World, wrapped: dict[str, Any]) -> Any:
+    return wrapped["v"] if "v" in wrapped else world.library.value(Ref(wrapped["r"]))
+
+
 def read_roots(world: World, context: dict[str, Any]) -> dict[str, Any]:
     def read(wrapped: dict[str, Any]) -> Any:
-        return wrapped["v"] if "v" in wrapped else world.library.value(Ref(wrapped["r"]))
+        return read_wrapped(world, wrapped)
 
     steps = {}
     for step_id, entry in context["steps"].items():

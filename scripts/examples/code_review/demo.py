@@ -21,12 +21,13 @@ from pathlib import Path
 from kills import Kill, Killer, make_plan
 from ledger import PATH_VARIABLE, LedgerReader
 from proof import Proof, compare, find_left, make_repeats_table, make_table
+from pydantic_ai.exceptions import UserError
 from rich.console import Console
 from rich.markdown import Markdown
 from view import View, open_view
 from watch import Watch
 
-from planaria import Client, PlanariaError
+from planaria import Client, PlanariaError, UsageError
 
 PACKAGES = ("json", "asyncio")
 CHILD_KILLS = 14
@@ -35,6 +36,7 @@ SUPERVISOR_KILLS = 2
 EVENTS_PER_FILE = 40  # a low guess, for a real model, whose run isn't repeated
 REPORT_LINES_SHOWN = 16
 MARK_VARIABLE = "REVIEW_DEMO_MARK"
+MODEL_VARIABLE = "REVIEW_MODEL"  # read by review.py
 TARGET = f"{Path(__file__).resolve().parent / 'review.py'}:review"
 
 
@@ -64,7 +66,11 @@ def main() -> int:
         else:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="planaria-")))
         try:
+            check_model(options.model)
             runs = review_twice(console, place, folders, options)
+        except UsageError as error:
+            console.print(str(error), markup=False, style="red")
+            return 2
         except PlanariaError as error:
             console.print(f"the review failed: {error}", markup=False, style="red")
             return 1
@@ -101,20 +107,39 @@ def read_options() -> argparse.Namespace:
 
 def find_packages(names: tuple[str, ...]) -> list[str]:
     """Returns the folders of packages of the standard library."""
-    specs = [importlib.util.find_spec(name) for name in names]
-    return [str(spec.submodule_search_locations[0]) for spec in specs if spec is not None]
+    folders = []
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None, f"{name} is in every Python"
+        folders.append(str(Path(spec.origin).parent))
+    return folders
 
 
 def choose_model(name: str | None, base_url: str | None) -> dict[str, str]:
     """Returns the environment in which the workflow's module finds its model."""
     if name is None:
-        return {"REVIEW_MODEL": ""}
+        return {MODEL_VARIABLE: ""}
     if base_url is None:
-        return {"REVIEW_MODEL": name}
+        return {MODEL_VARIABLE: name}
     if ":" not in name:
         name = f"openai-chat:{name}"
     key = os.environ.get("OPENAI_API_KEY", "none")  # most local servers want none
-    return {"REVIEW_MODEL": name, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key}
+    return {MODEL_VARIABLE: name, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key}
+
+
+def check_model(name: str | None) -> None:
+    """Refuses a model that can't be made here: a package or a key is missing, or it is unknown.
+
+    Raises:
+        UsageError: says what is missing.
+    """
+    if name is None:
+        return
+    try:
+        import review  # noqa: F401  # it makes its models
+    except (ImportError, UserError, ValueError) as error:
+        message = f"the model {os.environ[MODEL_VARIABLE]!r} can't be used: {error}"
+        raise UsageError(message=f"{message} (Python here: {sys.executable})") from error
 
 
 def review_twice(

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 LINE_CHARS_MAX = 100
 NOTE_TO_DO = re.compile(r"#.*\b(TODO|FIXME|XXX)\b")
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.IfExp, ast.match_case)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Place(BaseModel):
@@ -52,7 +52,7 @@ def measure_file(path: Path) -> Measures:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         return found.model_copy(update={"error": f"{type(error).__name__}: {error}"})
-    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     return found.model_copy(
         update={
@@ -68,14 +68,14 @@ def measure_file(path: Path) -> Measures:
     )
 
 
-def _find_largest(functions, count) -> Place | None:
+def _find_largest(functions: Sequence[Function], count: Callable[[Function], int]) -> Place | None:
     if not functions:
         return None
     largest = max(functions, key=lambda node: (count(node), -node.lineno))
     return Place(name=largest.name, line=largest.lineno, count=count(largest))
 
 
-def _count_lines(node) -> int:
+def _count_lines(node: Function | ast.ClassDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
@@ -83,12 +83,12 @@ def _count_branches(node: ast.AST) -> int:
     return sum(isinstance(child, _BRANCHES) for child in ast.walk(node))
 
 
-def _count_parameters(node) -> int:
+def _count_parameters(node: Function) -> int:
     asked = node.args
     return len(asked.posonlyargs) + len(asked.args) + len(asked.kwonlyargs)
 
 
-def _find_undocumented(nodes) -> Iterator[Place]:
+def _find_undocumented(nodes: Sequence[Function | ast.ClassDef]) -> Iterator[Place]:
     """Yields public functions and classes without a docstring, in the order of the file."""
     for node in sorted(nodes, key=lambda node: node.lineno):
         if not node.name.startswith("_") and ast.get_docstring(node) is None:

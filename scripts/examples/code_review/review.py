@@ -9,6 +9,7 @@ With REVIEW_MODEL=openai:gpt-4.1 (or any other name that pydantic-ai knows) a re
 """
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def find_files(folders: list[str]) -> list[File]:
     return files
 
 
-def note_call(name: str):
+def note_call(name: str) -> AbstractContextManager[None]:
     """Returns the context in which a tool's work stands in the ledger."""
     current = current_call()
     return noted("tool", name, current.session_id, current.call_id)

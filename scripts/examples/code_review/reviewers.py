@@ -6,6 +6,7 @@ same prompts, tools and output schemas in their place.
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ledger import noted
@@ -100,7 +101,7 @@ def find_points(source: str, measures: Measures) -> list[dict[str, Any]]:
     return points
 
 
-def _find_defects(lines: list[str], measures: Measures):
+def _find_defects(lines: list[str], measures: Measures) -> Iterator[dict[str, Any]]:
     if measures.error is not None:
         yield make_point(1, "high", f"it can't be parsed: {measures.error}")
     for line in measures.silent_handlers[:2]:
@@ -109,7 +110,7 @@ def _find_defects(lines: list[str], measures: Measures):
         yield make_point(line, "medium", f"something is left to do: `{_quote(lines, line)}`")
 
 
-def _find_burdens(measures: Measures):
+def _find_burdens(measures: Measures) -> Iterator[dict[str, Any]]:
     longest, branched, wide = measures.longest, measures.most_branched, measures.most_parameters
     if branched is not None and branched.count > 10:
         text = f"`{branched.name}` has {branched.count} branches: take cases out of it"

@@ -111,7 +111,7 @@ class TerminalView:
         head = (
             f"{len(watch.done_files)} of {watch.files} files done, {watch.visits} visits, "
             f"{watch.events} events. Calls: {len(watch.recorded)} live, {watch.replayed} replayed. "
-            f"Killed: {len(self._kills) - supervisors} children, {supervisors} supervisors"
+            f"Killed: child {len(self._kills) - supervisors} times, supervisor {supervisors} times"
         )
         latest = [Text(describe_kill(kill), style="red") for kill in self._kills[-KILLS_SHOWN:]]
         return Group(Text(head, style="bold"), render_tree(watch.living()), *latest)
@@ -123,7 +123,7 @@ def render_tree(living: list[SessionView]) -> RenderableType:
     for session in living:
         file, _, _ = session.path.rpartition("].")
         by_file.setdefault(file.partition("[")[2], []).append(session)
-    tree = Tree("running", guide_style="dim")
+    tree = Tree("running" if living else "no process of the run lives", guide_style="dim")
     for file, sessions in sorted(by_file.items()):
         branch = tree.add(Text(file)) if file else tree
         table = Table.grid(padding=(0, 2))
