@@ -7,20 +7,20 @@ Nothing is sent and nobody is started before the round's commit. If the commit f
 what is on the disk: the process says so and ends with code 74, without any answer.
 """
 
+import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
-from typing import Any
-
-import zmq
+from typing import Any, NoReturn
 
 from planaria.protocol.blobs import check_blob_ref
 from planaria.protocol.errors import EXIT_COMMIT_IO, CommitUnknownError, ProtocolError
-from planaria.protocol.events import Event, encode_event
+from planaria.protocol.events import RUN_TERMINAL, Event
 from planaria.protocol.ids import SYSTEM_RUN_ID
-from planaria.protocol.limits import DRAIN_MS, FRAME_BYTES_MAX, GRACE_MS
+from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import (
     Append,
     Deliver,
@@ -32,7 +32,6 @@ from planaria.protocol.messages import (
     Refused,
     Reply,
     Request,
-    encode_frame,
 )
 
 from .children import Children, Exited, Launched
@@ -42,31 +41,28 @@ from .desk import Desk
 from .faults import Faults
 from .kernel import Kernel, Turn
 from .kernel_messages import (
+    Action,
     Answer,
     HistoryAsked,
     KernelMessage,
     Kill,
     Launch,
     LaunchFailed,
-    ProcessEnded,
-    ProcessReady,
-    ProcessSeen,
     Send,
     SendHistory,
     SessionReported,
     StopSystem,
     Tick,
 )
+from .links import Links
 from .outfit import Outfit
 from .run_state import Now
-from .sockets import Received, Sockets
+from .sockets import POLLIN, Poller, Received, Sockets
 from .storage import Storage
 from .system_state import BOUND
 from .timers import next_due
 
-QUIET_US = 3_000  # after a death its link is read until it was still for this long
 POLL_MAX_MS = 1_000
-IDLE_PAUSES_MAX = 1
 FIRST_CLIENT_MS = 60_000  # twice what clients wait for a start (START_SECONDS of discovery.py)
 
 logger = logging.getLogger(__name__)
@@ -97,27 +93,21 @@ class Loop:
         self._is_ephemeral = is_ephemeral
         self._was_attached = False
         self._attach_deadline = read_clock().mono + FIRST_CLIENT_MS * 1_000
-        self._tokens: dict[str, str] = {}  # token -> process id
-        self._launched: dict[str, Launched] = {}
-        self._early: dict[str, tuple[bytes, Hello, int | None]] = {}  # hello before its Launched
-        self._links: dict[bytes, str] = {}  # identity -> process id
-        self._identities: dict[str, bytes] = {}  # process id -> identity
-        self._ending: dict[str, tuple[Exited, int, int]] = {}  # report, quiet and hard deadline
-        self._outbox: dict[bytes, list[Message]] = {}
+        self._links = Links(sockets, storage.blobs)
         self._signals_seen = 0
         self._stop_deadline: int | None = None
         self._system_sequence = storage.log.last_sequence(SYSTEM_RUN_ID)
-        self._poller = zmq.Poller()
+        self._poller = Poller()
         self._wake_read, self._wake_write = socket.socketpair()
 
     # -- life --------------------------------------------------------------------------------
 
     def run(self) -> str:
         """Runs until the supervisor is asked to end; returns the reason."""
-        self._poller.register(self._sockets.socket, zmq.POLLIN)
-        self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        self._poller.register(self._sockets.socket, POLLIN)
+        self._poller.register(self._wake_read.fileno(), POLLIN)
         for descriptor in self._children.fds():
-            self._poller.register(descriptor, zmq.POLLIN)
+            self._poller.register(descriptor, POLLIN)
         while True:
             now = read_clock()
             reason = self._reason_to_end(now)
@@ -129,6 +119,10 @@ class Loop:
     def recover(self, turns: list[Turn]) -> None:
         """Commits and does what the open runs owed at the start."""
         self._commit(turns)
+        with contextlib.suppress(OSError):
+            for run_id, run in self._kernel.system.runs.items():
+                if not run.is_ended:
+                    self._storage.lock.write_note(run_id)
         self._act(turns)
 
     def record(self, event_type: str, payload: dict[str, Any]) -> None:
@@ -142,7 +136,7 @@ class Loop:
         messages = self._read_children(reports)
         messages.extend(self._read_sockets())
         now = read_clock()
-        messages.extend(self._finish_drains(now))
+        messages.extend(self._links.finish_drains(now.mono))
         if self._kernel.system.is_stopping is False and self._must_stop():
             self._stop_deadline = now.mono + GRACE_MS * 1_000
             messages.append(StopSystem())
@@ -164,7 +158,9 @@ class Loop:
         due = next_due(self._kernel.system, now)
         if due is not None:
             waits.append(due)
-        waits.extend(quiet - now.mono for _, quiet, _ in self._ending.values())
+        drained = self._links.next_due()
+        if drained is not None:
+            waits.append(drained - now.mono)
         return max(0, -(-min(waits) // 1_000))
 
     # -- ends --------------------------------------------------------------------------------
@@ -214,40 +210,14 @@ class Loop:
         for report in reports:
             match report:
                 case Launched():
-                    self._launched[report.process_id] = report
-                    early = self._early.pop(report.process_id, None)
-                    if early is not None:
-                        messages.extend(self._take_hello(*early))
+                    messages.extend(self._links.take_launched(report))
                 case Exited():
-                    hard = mono + DRAIN_MS * 1_000
-                    self._ending[report.process_id] = (report, mono + QUIET_US, hard)
+                    self._links.take_exited(report, mono)
                     self._faults.hit("S14")
                 case NoProcess():
-                    self._forget(report.process_id)
+                    self._links.forget(report.process_id)
                     messages.append(LaunchFailed(report.process_id, report.reason))
         return messages
-
-    def _finish_drains(self, now: Now) -> list[KernelMessage]:
-        """Drain, then fence: a dead child's frames are read until its link is still."""
-        messages: list[KernelMessage] = []
-        for process_id, (report, quiet, hard) in list(self._ending.items()):
-            if now.mono >= min(quiet, hard):
-                del self._ending[process_id]
-                self._forget(process_id)
-                messages.append(ProcessEnded(process_id, report.exit_code, report.signal))
-        return messages
-
-    def _forget(self, process_id: str) -> None:
-        identity = self._identities.pop(process_id, None)
-        self._launched.pop(process_id, None)
-        self._early.pop(process_id, None)
-        for token in [t for t, p in self._tokens.items() if p == process_id]:
-            del self._tokens[token]
-        for link in [i for i, p in self._links.items() if p == process_id]:
-            del self._links[link]
-            self._outbox.pop(link, None)
-        if identity is not None:
-            self._outbox.pop(identity, None)
 
     def _read_sockets(self) -> list[KernelMessage]:
         messages: list[KernelMessage] = []
@@ -258,21 +228,22 @@ class Loop:
 
     def _take(self, received: Received, message: Message) -> list[KernelMessage]:
         identity = received.identity
-        process_id = self._links.get(identity)
+        process_id = self._links.find_process(identity)
         if process_id is not None:
-            self._extend_drain(process_id)
+            self._links.note_frame(process_id, read_clock().mono)
         match message:
             case Hello():
-                return self._take_hello(identity, message, received.peer_pid)
+                return self._links.take_hello(identity, message, received.peer_pid)
             case Heartbeat():
-                return self._take_heartbeat(message, received.peer_pid)
+                return self._links.take_heartbeat(message, received.peer_pid)
             case Request():
                 asked = self._desk.take(identity, message)
                 return [asked] if asked is not None else []
             case Append() if process_id is not None:
                 refusal = self._check_blobs(message)
                 if refusal is not None:
-                    self._push(identity, Refused(message.sessionId, "blob", refusal))
+                    refused = Refused(message.sessionId, "blob", refusal)
+                    self._links.push(process_id, refused)
                     return []
                 return [
                     SessionReported(
@@ -289,39 +260,6 @@ class Loop:
             case _:
                 logger.warning("an unexpected %s from %s", type(message).__name__, identity.hex())
                 return []
-
-    def _take_hello(
-        self, identity: bytes, message: Hello, peer_pid: int | None
-    ) -> list[KernelMessage]:
-        process_id = self._tokens.get(message.token)
-        if process_id is None:
-            logger.warning("a hello with an unknown token from pid %s", peer_pid)
-            return []
-        launched = self._launched.get(process_id)
-        if launched is None:
-            self._early[process_id] = (identity, message, peer_pid)
-            return []
-        if peer_pid is not None and peer_pid != launched.pid:
-            logger.warning("pid %s has the token of pid %s", peer_pid, launched.pid)
-            return []
-        if process_id in self._identities:
-            return []  # repeated
-        self._links[identity] = process_id
-        self._identities[process_id] = identity
-        return [ProcessReady(process_id, launched.pid, launched.start_time)]
-
-    def _take_heartbeat(self, message: Heartbeat, peer_pid: int | None) -> list[KernelMessage]:
-        process_id = self._tokens.get(message.token)
-        launched = self._launched.get(process_id or "")
-        if process_id is None or launched is None or peer_pid not in (None, launched.pid):
-            return []
-        return [ProcessSeen(process_id)]
-
-    def _extend_drain(self, process_id: str) -> None:
-        ending = self._ending.get(process_id)
-        if ending is not None:
-            report, _, hard = ending
-            self._ending[process_id] = (report, read_clock().mono + QUIET_US, hard)
 
     def _check_blobs(self, message: Append) -> str | None:
         """Says which blob of a report is missing; an event may name only what is there."""
@@ -343,8 +281,7 @@ class Loop:
     def _commit(self, turns: list[Turn]) -> None:
         events: list[Event] = []
         for turn in turns:
-            for blob in turn.blobs:
-                self._storage.blobs.write(blob)
+            self._write_blobs(turn)
             events.extend(turn.events)
         if not events:
             return
@@ -364,12 +301,20 @@ class Loop:
         except CommitUnknownError as error:
             if "go_on_after_failed_commit" in self._faults.bugs:
                 return
-            sys.stderr.write(
-                f"planaria: a commit failed: {error}. Nobody can say now what is on the disk, so "
-                "nothing is acknowledged; start the supervisor again to read what is there\n"
-            )
-            sys.stderr.flush()
-            os._exit(EXIT_COMMIT_IO)
+            _stop_the_world(error)
+        with contextlib.suppress(OSError):  # the notes are for people; nothing is decided by them
+            for event in events:
+                if event.type == "RunStarted":
+                    self._storage.lock.write_note(event.run_id)
+                elif event.type in RUN_TERMINAL:
+                    self._storage.lock.remove_note(event.run_id)
+
+    def _write_blobs(self, turn: Turn) -> None:
+        for blob in turn.blobs:
+            try:
+                self._storage.blobs.write(blob)
+            except OSError as error:
+                _stop_the_world(error)
 
     def _make_system_event(self, event_type: str, payload: dict[str, Any]) -> Event:
         self._system_sequence += 1
@@ -394,24 +339,20 @@ class Loop:
         for turn in turns:
             for action in turn.actions:
                 self._do(action)
-        for identity, messages in self._outbox.items():
-            self._send(identity, messages)
-        self._outbox.clear()
+        for process_id in self._links.flush():
+            logger.warning("process %s takes no frame and is ended", process_id)
+            self._children.kill(process_id)
         self._desk.flush(self._reply)
         self._faults.hit("S7")
 
-    def _do(self, action: Any) -> None:
+    def _do(self, action: Action) -> None:
         match action:
             case Send():
-                identity = self._identities.get(action.process_id)
-                if identity is not None:
-                    message = action.message
-                    if isinstance(message, Deliver):
-                        self._outfit.equip(message.session)
-                    self._push(identity, message)
+                if isinstance(action.message, Deliver):
+                    self._outfit.equip(action.message.session)
+                self._links.push(action.process_id, action.message)
             case Launch():
-                token = os.urandom(32)
-                self._tokens[token.hex()] = action.process_id
+                token = self._links.expect(action.process_id)
                 spec = self._outfit.make_spec(action.process_id)
                 self._children.launch(action.process_id, kind=action.kind, token=token, spec=spec)
             case Kill():
@@ -421,41 +362,28 @@ class Loop:
             case Answer():
                 self._desk.note_answer(action)
 
-    def _push(self, identity: bytes, message: Message) -> None:
-        self._outbox.setdefault(identity, []).append(message)
-
-    def _send(self, identity: bytes, messages: list[Message]) -> None:
-        """Sends a round's messages to one child, as one frame if they fit."""
-        frame = encode_frame(messages)
-        if len(frame) <= FRAME_BYTES_MAX:
-            self._sockets.send_frame(identity, frame)
-            return
-        for message in messages:
-            if isinstance(message, Deliver) and len(encode_frame([message])) > FRAME_BYTES_MAX:
-                self._outfit.put_context_away(message.session, self._storage.blobs)
-            self._sockets.send(identity, [message])
-
     def _send_history(self, action: SendHistory) -> None:
-        identity = self._identities.get(action.process_id)
-        if identity is None:
-            return
         rows = self._storage.log.read_session(action.run_id, action.session_id, action.after)
         rows = [(sequence, body) for sequence, body in rows if sequence <= action.upto]
         last = rows[-1][0] if rows else action.upto
         page = HistoryPage(
             action.session_id, [body for _, body in rows], last, last < action.upto and bool(rows)
         )
-        self._push(identity, page)
+        self._links.push(action.process_id, page)
 
     def _reply(self, identity: bytes, reply: Reply) -> None:
         self._sockets.send(identity, [reply])
 
 
 def _is_dead(pidfd: int) -> bool:
-    import select
-
     ready, _, _ = select.select([pidfd], [], [], 0)
     return bool(ready)
 
 
-__all__ = ["Loop", "encode_event"]
+def _stop_the_world(error: Exception) -> NoReturn:
+    sys.stderr.write(
+        f"planaria: a commit failed: {error}. Nobody can say now what is on the disk, so nothing "
+        "is acknowledged; start the supervisor again to read what is there\n"
+    )
+    sys.stderr.flush()
+    os._exit(EXIT_COMMIT_IO)

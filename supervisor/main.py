@@ -73,7 +73,7 @@ def serve(
     log.goes_on_after_failure = "go_on_after_failed_commit" in faults.bugs
     faults.hit("S2")
     blobs = BlobStore(directory.blobs, trace)
-    storage = Storage(directory, log, blobs)
+    storage = Storage(directory, log, blobs, lock)
     try:
         code = _serve(storage, faults, is_ephemeral, children_max, heartbeat_timeout_ms, on_ready)
     finally:

@@ -60,7 +60,8 @@ class Outfit:
             name: self._environment[name] for name in sorted(names) if name in self._environment
         }
 
-    def put_context_away(self, session: dict[str, Any], blobs: BlobStore) -> None:
-        """Moves a context that is too large for a frame to the blob store."""
-        session["contextRef"] = blobs.write(canonical_bytes(session["context"]))
-        session["context"] = None
+
+def put_context_away(session: dict[str, Any], blobs: BlobStore) -> None:
+    """Moves a context that is too large for a frame to the blob store."""
+    session["contextRef"] = blobs.write(canonical_bytes(session["context"]))
+    session["context"] = None

@@ -16,6 +16,8 @@ from planaria.protocol.errors import ProtocolError, error_to_wire
 from planaria.protocol.limits import FRAME_BYTES_MAX
 from planaria.protocol.messages import Message, Reply, decode_frame, encode_frame
 
+POLLIN = zmq.POLLIN
+Poller = zmq.Poller
 FRAMES_PER_ROUND_MAX = 1_024  # then what has come is committed, however much more is there
 QUEUE_FRAMES_MAX = 10_000  # per peer; a peer that doesn't read loses frames and asks again
 LINGER_MS = 200
