@@ -16,7 +16,7 @@ from planaria.protocol.errors import (
     RunNotFoundError,
 )
 from planaria.protocol.events import WORKER_EVENTS, Draft, check_payload
-from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX
+from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX, SESSION_EVENTS_MAX
 from planaria.protocol.messages import Committed, Refused, Stop
 from planaria.protocol.schemas import validate_value
 
@@ -110,6 +110,8 @@ def _decide_report(system: SystemState, message: SessionReported) -> Decision:
     if not fresh:
         return _acknowledge(message, session.reported)
     try:
+        if session.reported + len(fresh) > SESSION_EVENTS_MAX:
+            raise ProtocolError(message=f"a session reports at most {SESSION_EVENTS_MAX} events")
         _check_reports(session, fresh)
     except ProtocolError as error:
         return _refuse(message, "protocol", str(error))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planaria.protocol.blobs import check_blob_ref
-from planaria.protocol.codec import canonical_bytes, hash_bytes, hash_jcs
+from planaria.protocol.codec import canonical_bytes, hash_bytes
 from planaria.protocol.errors import (
     ConflictError,
     NotFoundError,
@@ -20,13 +20,11 @@ from planaria.protocol.errors import (
     RunNotFoundError,
     SupervisorUnavailableError,
     UsageError,
-    WorkflowInvalidError,
     error_to_wire,
 )
 from planaria.protocol.events import RUN_TERMINAL, Event
 from planaria.protocol.ids import check_id, check_workflow_id, derive_id
 from planaria.protocol.limits import INLINE_BYTES_MAX, RUNS_LISTED_MAX
-from planaria.protocol.lwir import find_not_built, validate_lwir
 from planaria.protocol.messages import Reply, Request
 from planaria.protocol.values import check_json
 from planaria.protocol.providers import find_missing_keys
@@ -38,6 +36,7 @@ from .kernel import Kernel
 from .kernel_messages import AdmitRun, Answer, CancelRun, KernelMessage
 from .library import BlobLibrary
 from .run_state import RunState
+from .versions import Versions, keep
 from .views import (
     describe_event,
     describe_outcome,
@@ -49,7 +48,6 @@ from .views import (
 EVENTS_PER_REPLY_MAX = 1_000
 CLIENTS_MAX = 1_000
 OUTCOMES_KEPT_MAX = 128  # of at most 256 KiB: 32 MiB; of an earlier one the log is read
-VERSIONS_KEPT_MAX = 20  # locks are some KiB to 1 MiB
 DEADLINE_MS_MAX = 100 * 365 * 86_400_000  # a century: what is later isn't meant
 
 # What a field of a wrong type or an absurd number leads to, wherever it is used first.
@@ -81,8 +79,7 @@ class Desk:
         self._followers: dict[str, dict[bytes, tuple[int, dict[str, Any]]]] = {}
         self._replies: list[tuple[Client, Any, PlanariaError | None]] = []
         self._later: list[tuple[Client, Callable[[], Any]]] = []
-        self._versions: dict[bytes, str] = {}  # canonical lock -> version id, of valid ones
-        self._lock_refs: dict[bytes, dict[str, Any]] = {}  # canonical lock -> its blob
+        self._versions = Versions(blobs)
         self._outcomes: dict[str, dict[str, Any]] = {}  # of the runs that ended last
         self.attached: dict[bytes, int] = {}  # a client's link -> pidfd of its process
         self.is_stop_asked = False
@@ -108,11 +105,11 @@ class Desk:
         run_id = check_id(arguments["runId"], "run id")
         lock = arguments["lock"]
         data = canonical_bytes(lock)
-        version_id = self._check_lock(arguments["workflowId"], lock, data)
+        version_id = self._versions.check(arguments["workflowId"], lock, data)
         self._load(run_id)
         if run_id not in self._kernel.system.runs:
             self._check_keys(lock)
-        lock_ref = self._store_lock(data)
+        lock_ref = self._versions.store(data)
         value: dict[str, Any]
         if "inputRef" in arguments:
             ref = check_blob_ref(arguments["inputRef"])
@@ -139,31 +136,6 @@ class Desk:
             deadline_ms=_check_deadline(arguments.get("deadlineMs")),
             labels=_check_labels(arguments.get("labels")),
         )
-
-    def _check_lock(self, workflow_id: str, lock: dict[str, Any], data: bytes) -> str:
-        """Returns the version id of a valid lock, whose canonical bytes are `data`."""
-        version_id = self._versions.get(data)
-        if version_id is None:
-            version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
-            self._check_document(workflow_id, lock)
-            keep(self._versions, data, version_id, VERSIONS_KEPT_MAX)
-        return version_id
-
-    def _store_lock(self, data: bytes) -> dict[str, Any]:
-        """Returns the lock's reference. One that is on disk since an earlier run costs a look."""
-        ref = self._lock_refs.get(data)
-        if ref is None or not self._blobs.exists(ref):
-            ref = self._blobs.write(data)
-            keep(self._lock_refs, data, ref, VERSIONS_KEPT_MAX)
-        return ref
-
-    def _check_document(self, workflow_id: str, lock: dict[str, Any]) -> None:
-        findings = validate_lwir(
-            lock["lwir"], tools=list(lock["tools"]), models=list(lock["models"])
-        ) or find_not_built(lock["lwir"])
-        if findings:
-            listed = [{"code": f.code, "path": f.path, "message": f.message} for f in findings]
-            raise WorkflowInvalidError(name=workflow_id, findings=listed)
 
     def _check_keys(self, lock: dict[str, Any]) -> None:
         """Refuses models whose key isn't in this process's environment, where children get it."""
@@ -365,14 +337,6 @@ class Desk:
         for _, event in self._log.read_run(run_id):
             fold(run, event, self._library)
         return run if run.sequence else None
-
-
-def keep(kept: dict[Any, Any], key: Any, value: Any, count_max: int) -> None:
-    """Puts an entry in; the oldest one gives way."""
-    kept.pop(key, None)
-    if len(kept) >= count_max:
-        del kept[next(iter(kept))]
-    kept[key] = value
 
 
 def _refuse_malformed(what: str, error: Exception) -> ProtocolError:

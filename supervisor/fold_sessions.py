@@ -25,9 +25,14 @@ def _session(run: RunState, event: Event) -> SessionState:
     if event.incarnation is not None:
         is_current = session.is_live and event.incarnation == session.incarnation
         refuse_unless(is_current, event, f"from incarnation {event.incarnation}")
+    return session
+
+
+def _count(session: SessionState, event: Event) -> None:
+    """Counts an event of the session, once nothing refuses it any more."""
+    if event.incarnation is not None:
         session.reported += 1
     session.last_sequence = event.sequence
-    return session
 
 
 def _start_session(run: RunState, event: Event, library: Library) -> None:
@@ -57,6 +62,7 @@ def _start_process(run: RunState, event: Event, library: Library) -> None:
     number = event.payload["incarnation"]
     legal = not session.is_live and number == session.incarnation + 1 and not session.is_held
     refuse_unless(legal, event, f"as incarnation {number} of {session.id!r}")
+    _count(session, event)
     session.incarnation = number
     session.is_live = True
     run.waiting.pop(session.id, None)
@@ -67,6 +73,7 @@ def _end_process(run: RunState, event: Event, library: Library) -> None:
     session = _session(run, event)
     legal = session.is_live and event.payload["incarnation"] == session.incarnation
     refuse_unless(legal, event, f"for {session.id!r}")
+    _count(session, event)
     session.is_live = False
     if event.payload["reason"] not in UNCOUNTED:
         session.crashes.append((event.epoch, event.mono))
@@ -105,6 +112,7 @@ def _open_call(run: RunState, event: Event, library: Library) -> None:
     kind = event.type.split(".")[1]
     session = _session(run, event)
     refuse_unless(call_id not in session.open_calls, event, f"twice for call {call_id!r}")
+    _count(session, event)
     session.open_calls[call_id] = CallState(
         call_id=call_id,
         kind=kind,
@@ -118,9 +126,11 @@ def _open_call(run: RunState, event: Event, library: Library) -> None:
 def _close_call(run: RunState, event: Event, library: Library) -> None:
     call_id = event.payload["callId"]
     session = _session(run, event)
-    call = session.open_calls.pop(call_id, None)
+    call = session.open_calls.get(call_id)
     refuse_unless(call is not None, event, f"for call {call_id!r}, which isn't open")
     assert call is not None
+    _count(session, event)
+    del session.open_calls[call_id]
     if event.type == "harness.model.responded":
         for counted in (session.usage, run.usage):
             for name, count in event.payload["usage"].items():
@@ -133,9 +143,11 @@ def _close_call(run: RunState, event: Event, library: Library) -> None:
 
 def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
     session = _session(run, event)
-    call = session.open_calls.pop(event.payload["callId"], None)
+    call = session.open_calls.get(event.payload["callId"])
     refuse_unless(call is not None, event, "for a call that isn't open")
     assert call is not None
+    _count(session, event)
+    del session.open_calls[call.call_id]
     session.unknown_calls.append(call)
     if call.effect not in FAIL_CLOSED or run.cancellation is not None:
         return
@@ -149,12 +161,13 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
 
 def _report(run: RunState, event: Event, library: Library) -> None:
     """An event that changes nothing but the session's count."""
-    _session(run, event)
+    _count(_session(run, event), event)
 
 
 def _report_end(run: RunState, event: Event, library: Library) -> None:
     session = _session(run, event)
     refuse_unless(session.finish is None, event, f"twice for {session.id!r}")
+    _count(session, event)
     if event.type == "harness.execute_step.succeeded":
         value = read_field(event.payload, "output")
         session.finish = ("succeeded", value, event.payload.get("metadata") or {})

@@ -13,6 +13,7 @@ from planaria.protocol.limits import FRAME_BYTES_MAX
 RECEIVED_BYTES_MAX = 16 * FRAME_BYTES_MAX
 LINGER_MS = 200  # what was sent before the end still leaves; a dead supervisor delays nobody
 CONNECT_MS = 10_000
+_POLLIN = int(zmq.POLLIN)  # "and" of two flags makes a third one, in 2 µs
 UNSENT_FRAMES_MAX = 1_024  # each is waited for by its sender long before
 
 
@@ -75,7 +76,7 @@ class Channel:
 
     def has_frames(self) -> bool:
         """Says whether a frame has come; to be asked after each send, which swallows the news."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
     def close(self) -> None:
         """Closes the socket; what was sent still leaves within the linger time."""

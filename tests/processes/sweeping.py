@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Trial, try_faults
-from process_programs import CLASSES, MODEL, PARALLEL, RESUMED, Program
+from process_programs import CLASSES, MODEL, PARALLEL, RESUMED
 
 PROGRAMS = {"classes": CLASSES, "parallel": PARALLEL, "resumed": RESUMED, "model": MODEL}
 CHILD_POINTS = [f"C{number}" for number in range(16)]

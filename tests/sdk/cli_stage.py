@@ -77,6 +77,12 @@ class Command:
         assert "Traceback" not in shown.err
         return code, shown.out, shown.err
 
+    def succeed(self, *words: str) -> str:
+        """Returns stdout of a command that has to end well."""
+        code, out, err = self(*words)
+        assert 0 == code, err
+        return out
+
     def json(self, *words: str) -> tuple[int, Any]:
         """Returns exit code and the one document on stdout."""
         code, out, _ = self(*words, "--json")

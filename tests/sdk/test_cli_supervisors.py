@@ -29,7 +29,7 @@ def test_foreign_data_directory_has_code_6_and_stays_as_it_is(fresh: Command) ->
 
 def test_look_after_the_supervisor_has_ended(fresh: Command) -> None:
     given = ["--input", '{"n": 2}', "--run-id", "over"]
-    assert 0 == fresh("run", "flows.py:flow", *given, "--quiet")[0]
+    fresh.succeed("run", "flows.py:flow", *given, "--quiet")
 
     assert "completed" == fresh.json("show", "over")[1]["status"]
     assert (0, "2\n", "") == fresh("result", "over")
@@ -44,7 +44,7 @@ def test_look_after_the_supervisor_has_ended(fresh: Command) -> None:
 
 def test_verify_finds_a_changed_blob(fresh: Command) -> None:
     given = ["--input", '{"n": 2}', "--run-id", "over"]
-    assert 0 == fresh("run", "flows.py:flow", *given, "--quiet")[0]
+    fresh.succeed("run", "flows.py:flow", *given, "--quiet")
     code, document = fresh.json("verify")
     assert (0, True, [], []) == (
         code,
@@ -89,7 +89,7 @@ def test_up_carries_open_runs_on_after_take_over_and_down_ends_it(
     gate = tmp_path / "gate"
     given = ["--input", json.dumps(str(gate)), "--run-id", "long"]
     with up(fresh.data) as first:
-        assert 0 == fresh("run", "flows.py:gated", *given, "--detach")[0]
+        fresh.succeed("run", "flows.py:gated", *given, "--detach")
         os.kill(first["pid"], signal.SIGSTOP)
         code, second = fresh.json("up", "--detach", "--take-over")
         assert 0 == code
@@ -99,7 +99,7 @@ def test_up_carries_open_runs_on_after_take_over_and_down_ends_it(
         assert (0, "passed") == _output(fresh.json("wait", "long"))
         code, document = fresh.json("down")
         assert (0, second["pid"]) == (code, document["pid"])
-        assert 0 == fresh("verify")[0]
+        fresh.succeed("verify")
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_resume_carries_every_open_run_on_after_a_kill(fresh: Command, tmp_path:
     with up(fresh.data) as facts:
         for run_id in ("a", "b"):
             given = ["--input", json.dumps(str(gate)), "--run-id", run_id, "--detach"]
-            assert 0 == fresh("run", "flows.py:gated", *given)[0]
+            fresh.succeed("run", "flows.py:gated", *given)
         os.kill(facts["pid"], signal.SIGKILL)
     gate.touch()
     code, document = fresh.json("resume")

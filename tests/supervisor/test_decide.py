@@ -1,0 +1,414 @@
+"""Every message in every state: legal, or refused without a trace in the log."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from programs import call, document
+from test_programs import make_tools
+from world import Child, World
+
+from planaria.protocol.errors import (
+    CapabilityDriftError,
+    InputSchemaError,
+    RunInputMismatchError,
+    RunNotFoundError,
+)
+from planaria.protocol.events import PAYLOADS, WORKER_EVENTS
+from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX, SESSION_EVENTS_MAX
+from planaria.protocol.messages import Committed, Refused
+from planaria.supervisor.kernel import Turn
+from planaria.supervisor.kernel_messages import (
+    AdmitRun,
+    CancelRun,
+    HistoryAsked,
+    Kill,
+    ProcessEnded,
+    ProcessReady,
+    ProcessSeen,
+    Send,
+    SendHistory,
+    SessionReported,
+    StopSystem,
+    Tick,
+)
+
+WARNING = ["harness.warning", {"text": "hello"}]
+ERROR = {"name": "E", "message": "m", "causeCode": "step_failed", "retriable": True}
+
+
+def steps() -> dict[str, Any]:
+    return document(call("a", args={"x": 1}), call("b", needs=["a"], args={"x": 2}))
+
+
+def open_world() -> tuple[World, Child]:
+    """Returns a world whose one child has an open tool call."""
+    world = World(make_tools(), children_max=1)
+    world.hold = lambda tool: True
+    world.admit(steps(), {})
+    world.run(until=lambda: any(e.type == "harness.tool_call.started" for e in world.events()))
+    (child,) = world.children.values()
+    return world, child
+
+
+def report(child: Child, *events: Any, **changes: Any) -> SessionReported:
+    fields = {
+        "process_id": child.process_id,
+        "session_id": child.session["sessionId"],
+        "incarnation": child.session["incarnation"],
+        "after": child.reported,
+        "events": list(events),
+    }
+    return SessionReported(**{**fields, **changes})
+
+
+def handle(world: World, message: Any) -> Turn:
+    return world.kernel.handle(message, world.now())
+
+
+def open_call(child: Child) -> str:
+    found = next(event for event in child.sent if event[0] == "harness.tool_call.started")
+    return str(found[1]["callId"])
+
+
+def check_refused(turn: Turn, code: str) -> None:
+    assert not turn.events
+    refusals = [a for a in turn.actions if isinstance(a, Send) and isinstance(a.message, Refused)]
+    assert [refusal.message.code for refusal in refusals] == [code]
+    assert [action.reason for action in turn.actions if isinstance(action, Kill)] == [code]
+
+
+def check_acknowledged(turn: Turn, upto: int) -> None:
+    assert not turn.events
+    (action,) = turn.actions
+    assert isinstance(action, Send) and isinstance(action.message, Committed)
+    assert action.message.upto == upto
+
+
+def test_legal_report_is_recorded_and_acknowledged() -> None:
+    world, child = open_world()
+    turn = handle(world, report(child, WARNING, WARNING))
+
+    assert [event.type for event in turn.events] == ["harness.warning"] * 2
+    assert [event.incarnation for event in turn.events] == [1, 1]
+    (action,) = turn.actions
+    assert action.message == Committed(child.session["sessionId"], 1, child.reported + 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"session_id": "hs_other"},
+        {"session_id": ""},
+        {"incarnation": 0},
+        {"incarnation": 2},
+        {"session_id": "hs_other", "after": 0, "events": []},
+    ],
+)
+def test_report_for_another_session_or_incarnation_is_refused(changes: dict[str, Any]) -> None:
+    world, child = open_world()
+
+    check_refused(handle(world, report(child, WARNING, **changes)), "stale_incarnation")
+
+
+def test_report_of_an_unknown_process_is_dropped() -> None:
+    world, child = open_world()
+    turn = handle(world, report(child, WARNING, process_id="p9-9"))
+
+    assert not turn.events and not turn.actions
+
+
+def test_report_after_a_lost_one_is_answered_with_what_is_known() -> None:
+    world, child = open_world()
+    check_acknowledged(handle(world, report(child, WARNING, after=child.reported + 1)), 1)
+
+
+def test_repeated_report_is_acknowledged_again_and_not_recorded() -> None:
+    world, child = open_world()
+    repeated = report(child, *child.sent, after=0)
+    check_acknowledged(handle(world, repeated), 1)
+
+    turn = handle(world, report(child, *child.sent, WARNING, after=0))
+    assert [event.type for event in turn.events] == ["harness.warning"]
+    check_acknowledged(handle(world, report(child, *child.sent, WARNING, after=0)), 2)
+    check_acknowledged(handle(world, report(child, after=2)), 2)
+
+
+BROKEN = [None, 5, "harness.warning", {}, [], ["harness.warning"], [5, {}], [None, {}],
+          [["harness.warning"], {}], ["harness.warning", {"text": "x"}, 1], ["nonsense", {}]]
+
+
+@pytest.mark.parametrize("event", BROKEN, ids=repr)
+def test_event_of_a_wrong_form_is_refused_with_all_others_of_its_append(event: Any) -> None:
+    world, child = open_world()
+
+    check_refused(handle(world, report(child, WARNING, event)), "protocol")
+
+
+@pytest.mark.parametrize("kind", sorted(PAYLOADS.keys() - WORKER_EVENTS))
+def test_event_that_is_not_for_workers_is_refused(kind: str) -> None:
+    world, child = open_world()
+    payload = {name: "x" for name in PAYLOADS[kind][0]}
+
+    check_refused(handle(world, report(child, [kind, payload])), "protocol")
+
+
+@pytest.mark.parametrize("kind", sorted(WORKER_EVENTS))
+def test_payload_of_any_wrong_form_is_refused(kind: str) -> None:
+    required, _ = PAYLOADS[kind]
+    full = {name: "x" for name in required}
+    wrong: list[Any] = [None, 5, [], "x", {**full, "extra": 1}]
+    wrong += [{n: v for n, v in full.items() if n != name} for name in sorted(required)]
+    for payload in wrong:
+        world, child = open_world()
+        check_refused(handle(world, report(child, [kind, payload])), "protocol")
+
+
+def started(call_id: Any, **changes: Any) -> list[Any]:
+    payload = {
+        "callId": call_id,
+        "position": "c9",
+        "caller": "step",
+        "toolName": "echo",
+        "args": {},
+        "effect": "read",
+        "idempotencyKey": "idem_x",
+        **changes,
+    }
+    return ["harness.tool_call.started", payload]
+
+
+def succeeded(call_id: Any) -> list[Any]:
+    return ["harness.tool_call.succeeded", {"callId": call_id, "result": 1}]
+
+
+def responded(call_id: Any, usage: Any) -> list[Any]:
+    payload = {"callId": call_id, "turn": 0, "response": "x", "usage": usage, "model": "m"}
+    return ["harness.model.responded", payload]
+
+
+def called(call_id: Any) -> list[Any]:
+    payload = {"callId": call_id, "position": "m0", "turn": 0, "requestHash": "h"}
+    return ["harness.model.called", {**payload, "messages": [], "settings": {}}]
+
+
+Make = Callable[[str], list[Any]]
+ILLEGAL: dict[str, Make] = {
+    "an unknown call": lambda known: [succeeded("call_x")],
+    "a call id of a wrong type": lambda known: [succeeded(["call_x"])],
+    "a call opened with a wrong id": lambda known: [started({"a": 1})],
+    "an open call again": lambda known: [started(known)],
+    "a call closed twice": lambda known: [succeeded(known), succeeded(known)],
+    "a call opened twice": lambda known: [started("call_y"), started("call_y")],
+    "a tool call closed as a model's": lambda known: [responded(known, {})],
+    "an operation that is a tool call": lambda known: [
+        ["harness.operation.succeeded", {"callId": known, "result": 1}]
+    ],
+    "something after the end": lambda known: [["harness.execute_step.succeeded", {"output": 1}],
+                                              WARNING],
+    "two ends": lambda known: [["harness.execute_step.succeeded", {"output": 1}]] * 2,
+    "an unknown effect": lambda known: [started("call_y", effect="maybe")],
+    "an effect of a wrong type": lambda known: [started("call_y", effect=["once"])],
+    "a key of a wrong type": lambda known: [started("call_y", idempotencyKey=["k"])],
+    "a tool name of a wrong type": lambda known: [started("call_y", toolName=None)],
+    "usage that is no map": lambda known: [called("call_m"), responded("call_m", 5)],
+    "usage that is no count": lambda known: [called("call_m"), responded("call_m", {"a": "x"})],
+    "usage that is negative": lambda known: [called("call_m"), responded("call_m", {"a": -1})],
+    "usage that is a truth": lambda known: [called("call_m"), responded("call_m", {"a": True})],
+    "usage beyond all counts": lambda known: [called("call_m"), responded("call_m", {"a": 2**60})],
+    "an error that is a text": lambda known: [["harness.execute_step.failed", {"error": "x"}]],
+    "an error without its cause": lambda known: [
+        ["harness.execute_step.failed", {"error": {"name": "E", "message": "m"}}]
+    ],
+    "an error with a cause of a wrong type": lambda known: [
+        ["harness.execute_step.failed", {"error": {**ERROR, "causeCode": ["x"]}}]
+    ],
+    "an error with a wrong retriable": lambda known: [
+        ["harness.execute_step.failed", {"error": {**ERROR, "retriable": "no"}}]
+    ],
+    "an error that is a blob": lambda known: [
+        ["harness.execute_step.failed", {"errorRef": {"ref": "x", "sha256": "y", "size": 1}}]
+    ],
+    "an error that is too long": lambda known: [
+        ["harness.execute_step.failed",
+         {"error": {**ERROR, "message": "x" * (ERROR_TEXT_CHARS_MAX + 1)}}]
+    ],
+    "metadata that is no map": lambda known: [
+        ["harness.execute_step.succeeded", {"output": 1, "metadata": [1]}]
+    ],
+    "too many events": lambda known: [WARNING] * SESSION_EVENTS_MAX,
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_illegal_report_is_refused_whole_and_the_run_goes_on(name: str) -> None:
+    world, child = open_world()
+    events = ILLEGAL[name](open_call(child))
+
+    check_refused(handle(world, report(child, *events)), "protocol")
+
+    world, child = open_world()
+    world.inbox.append(report(child, *events))
+    world.hold = None
+    world.run()
+    assert world.state().status == "completed"
+    assert world.state().output == {"x": 2}
+    exits = [event.payload for event in world.events() if event.type == "ProcessExited"]
+    assert exits[0]["reason"] == "protocol"
+
+
+@pytest.mark.parametrize(
+    "error", [ERROR, {**ERROR, "message": "x" * ERROR_TEXT_CHARS_MAX, "causeCode": "odd"}]
+)
+def test_reported_failure_of_the_largest_size_fails_the_step(error: dict[str, Any]) -> None:
+    world, child = open_world()
+    world.handle(report(child, ["harness.execute_step.failed", {"error": error}]))
+    child.script = None
+    world.run()
+
+    assert world.state().status == "failed"
+    assert world.state().error == error
+
+
+def test_process_whose_session_has_ended_may_repeat_and_not_add() -> None:
+    world, child = open_world()
+    final = [succeeded(open_call(child)), ["harness.execute_step.succeeded", {"output": {"x": 1}}]]
+    world.handle(report(child, *final))
+    world.children.clear()
+    process = world.kernel.system.processes[child.process_id]
+    assert process.session_id != child.session["sessionId"], "it has the next session already"
+
+    check_refused(handle(world, report(child, *final)), "stale_incarnation")
+
+
+def test_history_is_given_to_the_process_that_carries_the_session_only() -> None:
+    world, child = open_world()
+    number = {"session_id": child.session["sessionId"], "incarnation": 1, "after": 0}
+    turn = handle(world, HistoryAsked(child.process_id, **number))
+    (action,) = turn.actions
+    assert isinstance(action, SendHistory) and action.session_id == number["session_id"]
+
+    for process_id, session in (("p9-9", number["session_id"]), (child.process_id, "hs_other")):
+        asked = HistoryAsked(process_id, **{**number, "session_id": session})
+        turn = handle(world, asked)
+        assert not turn.events and not turn.actions
+
+
+def strays(world: World) -> Iterator[Any]:
+    """Messages that come late, early, twice or from nobody; of every kind."""
+    ids = [*world.kernel.system.processes, "p9-9"]
+    for process_id in ids:
+        yield ProcessReady(process_id, 7, 7)
+        yield ProcessSeen(process_id)
+        yield HistoryAsked(process_id, "hs_x", 1, 0)
+        yield SessionReported(process_id, "hs_x", 1, 0, [WARNING])
+        yield SessionReported(process_id, "hs_x", 1, 0, [])
+        child = world.children.get(process_id)
+        if child is not None and child.session:
+            yield report(child, after=0)
+            yield report(child, WARNING, after=child.reported + 5)
+            yield report(child, WARNING, incarnation=child.session["incarnation"] + 1)
+    yield ProcessEnded("p9-9", 0, None)
+    yield CancelRun(None, "run_x", "req")
+    yield Tick()
+
+
+def test_stray_message_in_any_state_is_recorded_nowhere_and_changes_no_output() -> None:
+    count, number = 0, 0
+    while True:
+        number = 0
+        while True:
+            world = World(make_tools(), children_max=2)
+            world.admit(steps(), {})
+            if not world.step(count):
+                return
+            messages = list(strays(world))
+            if number >= len(messages):
+                break
+            length = len(world.log)
+            world.handle(messages[number])
+            added = [event.type for event in world.events()[length:]]
+            # A process that says it is ready may get a session; nothing else may follow.
+            assert set(added) <= {"ProcessStarted"}, (count, messages[number], added)
+            world.run()
+            assert world.state().status == "completed", (count, messages[number])
+            assert world.state().output == {"x": 2}
+            number += 1
+        count += 3
+
+
+@pytest.mark.parametrize("count", range(0, 30, 3))
+def test_process_that_ends_twice_ends_once(count: int) -> None:
+    world = World(make_tools(), children_max=2)
+    world.admit(steps(), {})
+    world.step(count)
+    for process_id in list(world.children):
+        world.kill_child(process_id)
+        world.inbox.append(ProcessEnded(process_id, None, 9))
+    world.run()
+
+    assert world.state().output == {"x": 2}
+    ended = [(e.session_id, e.payload["incarnation"]) for e in world.events()
+             if e.type == "ProcessExited"]
+    assert len(ended) == len(set(ended))
+
+
+@pytest.mark.parametrize("count", range(0, 40, 2))
+def test_stopped_system_puts_its_sessions_away_and_starts_none(count: int) -> None:
+    world = World(make_tools(), children_max=2)
+    world.admit(steps(), {})
+    world.step(count)
+    length = len(world.log)
+    world.handle(StopSystem())
+    world.run()
+
+    assert not world.children
+    assert "ProcessStarted" not in [event.type for event in world.events()[length:]]
+    world.crash()
+    world.run()
+    assert world.state().output == {"x": 2}
+
+
+def admission(world: World, **changes: Any) -> AdmitRun:
+    taken: list[AdmitRun] = []
+    world.request = taken.append  # type: ignore[method-assign]
+    world.admit(changes.pop("document", steps()), changes.pop("value", {}), **changes)
+    del world.request  # type: ignore[method-assign]
+    return taken[0]
+
+
+def test_same_run_id_attaches_with_the_same_input_and_is_a_conflict_with_another() -> None:
+    world, _ = open_world()
+    length = len(world.log)
+    other = copy.deepcopy(steps())
+    other["steps"][0]["with"]["args"] = {"x": 9}
+    for changes, expected in (
+        ({}, None),
+        ({"value": {"y": 1}}, RunInputMismatchError),
+        ({"document": other}, CapabilityDriftError),
+    ):
+        world.handle(admission(world, **changes))
+        answer = world.answers[-1]
+        if expected is None:
+            assert answer.result["runId"] == "run_1" and answer.result["attached"]
+        else:
+            assert type(answer.error) is expected
+    assert len(world.log) == length
+
+
+def test_input_that_does_not_fit_is_refused_before_anything_is_recorded() -> None:
+    world = World(make_tools())
+    strict = {**steps(), "input": {"schema": {"type": "object", "required": ["x"]}}}
+    world.handle(admission(world, document=strict))
+
+    assert type(world.answers[-1].error) is InputSchemaError
+    assert not world.log and not world.kernel.system.runs
+
+
+def test_cancelling_an_unknown_run_says_so() -> None:
+    world = World(make_tools())
+    world.cancel("run_x")
+
+    assert type(world.answers[-1].error) is RunNotFoundError
+    assert not world.log

@@ -1,0 +1,109 @@
+"""The desk's memory: what it has checked, stored or answered just before isn't done again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.protocol.events import Event
+from planaria.protocol.messages import Reply, Request
+from planaria.supervisor import versions
+from planaria.supervisor.blobs import BlobStore
+from planaria.supervisor.desk import Desk
+from planaria.supervisor.kernel import Kernel
+from planaria.supervisor.kernel_messages import AdmitRun
+from planaria.supervisor.library import BlobLibrary
+from planaria.supervisor.run_state import RunState
+from planaria.supervisor.system_state import SystemState
+
+STEP = {"id": "only", "uses": "tool.call", "with": {"tool": "echo", "args": {}}}
+LOCK = {
+    "lwir": {
+        "apiVersion": "lwir/v1",
+        "kind": "Workflow",
+        "metadata": {"name": "once"},
+        "permissions": {"tools": ["echo"]},
+        "steps": [STEP],
+    },
+    "tools": {"echo": {"effect": "read"}},
+    "models": {},
+}
+
+
+class _EmptyLog:
+    """A log without a run; it counts how often one is looked for."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read_run(self, run_id: str) -> list[tuple[int, Event]]:
+        self.reads += 1
+        return []
+
+
+def make_desk(directory: Path) -> tuple[Desk, Kernel, _EmptyLog]:
+    blobs = BlobStore(directory)
+    library = BlobLibrary(blobs)
+    kernel = Kernel(SystemState(epoch=1, boot_id="b"), library)
+    log: Any = _EmptyLog()
+    return Desk(kernel, log, library, blobs, {}), kernel, log
+
+
+def start(desk: Desk, run_id: str) -> AdmitRun:
+    arguments = {
+        "runId": run_id,
+        "workflowId": "bench",
+        "definitionHash": "sha256:0",
+        "lock": LOCK,
+        "input": None,
+        "source": {},
+    }
+    message = desk.take(b"client", Request(1, "start_run", arguments))
+    assert isinstance(message, AdmitRun)
+    return message
+
+
+def test_lock_that_is_known_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, _, _ = make_desk(tmp_path)
+    first = start(desk, "run_1")
+    monkeypatch.setattr(versions, "validate_lwir", None)
+
+    second = start(desk, "run_2")
+
+    assert (first.version_id, first.lock_ref) == (second.version_id, second.lock_ref)
+
+
+def test_lock_that_was_pruned_is_stored_again(tmp_path: Path) -> None:
+    desk, _, _ = make_desk(tmp_path)
+    ref = start(desk, "run_1").lock_ref
+    (tmp_path / ref["ref"]).unlink()
+
+    start(desk, "run_2")
+
+    assert BlobStore(tmp_path).exists(ref)
+
+
+def test_run_that_has_just_ended_is_answered_from_memory(tmp_path: Path) -> None:
+    desk, kernel, log = make_desk(tmp_path)
+    kernel.system.runs["run_1"] = RunState("run_1", status="completed", output={"n": 1})
+    kernel.system.ended.append("run_1")
+    desk.evict()
+    replies: list[Reply] = []
+
+    desk.take(b"client", Request(7, "wait_run", {"runId": "run_1"}))
+    desk.flush(lambda identity, reply: replies.append(reply))
+
+    assert [(7, "completed", {"n": 1})] == [
+        (reply.id, reply.result["status"], reply.result["output"]) for reply in replies
+    ]
+    assert 0 == log.reads and "run_1" not in kernel.system.runs
+
+
+def test_outcomes_in_memory_are_limited(tmp_path: Path) -> None:
+    kept: dict[str, int] = {}
+    for number in range(5):
+        versions.keep(kept, str(number), number, 3)
+
+    assert ["2", "3", "4"] == list(kept)
