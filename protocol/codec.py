@@ -1,7 +1,7 @@
 """Canonical msgpack, its hashes, and a decoder that hostile bytes can't hurt."""
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import rfc8785
@@ -31,14 +31,12 @@ def sort_keys(value: Json) -> Json:
 
 def pack(value: Json) -> bytes:
     """Returns msgpack bytes in the order that the maps have; for the wire."""
-    packed: bytes = msgpack.packb(value)
-    return packed
+    return cast(bytes, msgpack.packb(value))
 
 
 def canonical_bytes(value: Json) -> bytes:
     """Returns canonical msgpack (maps sorted by key): what event, input and argument hashes see."""
-    packed: bytes = msgpack.packb(sort_keys(value))
-    return packed
+    return pack(sort_keys(value))
 
 
 def hash_bytes(data: bytes) -> str:

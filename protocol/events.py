@@ -7,9 +7,7 @@ hash, kept beside it, is sha256 over the previous hash of the same run and those
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
-from .codec import sort_keys, unpack
+from .codec import pack, sort_keys, unpack
 from .errors import IntegrityError, ProtocolError
 from .limits import FRAME_BYTES_MAX
 
@@ -50,7 +48,7 @@ class Event:
 
 def encode_event(event: Event) -> bytes:
     """Returns the bytes that are stored and hashed: an array, the payload's keys in order."""
-    packed: bytes = msgpack.packb(
+    return pack(
         [
             event.schema_version,
             event.run_id,
@@ -64,7 +62,6 @@ def encode_event(event: Event) -> bytes:
             sort_keys(event.payload),
         ]
     )
-    return packed
 
 
 def decode_event(body: bytes) -> Event:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from .codec import Json, unpack
+from .codec import Json, pack, unpack
 from .errors import ProtocolError
 from .limits import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX
 
@@ -152,10 +152,9 @@ _INTEGER_MAX = 1 << 53
 
 def encode_frame(messages: Iterable[Message]) -> bytes:
     """Returns the frame that holds the messages."""
-    frame: bytes = msgpack.packb(
+    return pack(
         [[_NAMES[type(m)], {name: getattr(m, name) for name in _FIELDS[type(m)]}] for m in messages]
     )
-    return frame
 
 
 def decode_frame(frame: bytes) -> list[Message]:
@@ -183,7 +182,7 @@ def _read_message(item: Json) -> Message:
     if cls is None:
         raise ProtocolError(message=f"unknown message kind {str(kind)[:40]!r}")
     names = _FIELDS[cls]
-    if len(body) != len(names):
+    if body.keys() != set(names):
         raise ProtocolError(message=f"{kind} has the fields {', '.join(names)}")
     for name in names:
         value, expected = body.get(name), _TYPES.get(name, object)

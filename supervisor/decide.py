@@ -171,12 +171,15 @@ def _check_fields(kind: str, payload: dict[str, Any]) -> None:
             is_sound = isinstance(payload.get("metadata", {}), dict | None)
         case "harness.execute_step.failed":
             error = payload.get("error")
-            is_sound = isinstance(error, dict) and error.keys() == _ERROR_FIELDS
-            is_sound = is_sound and all(
-                isinstance(value, bool)
-                if name == "retriable"
-                else isinstance(value, str) and len(value) <= ERROR_TEXT_CHARS_MAX
-                for name, value in error.items()
+            is_sound = (
+                isinstance(error, dict)
+                and error.keys() == _ERROR_FIELDS
+                and all(
+                    isinstance(value, bool)
+                    if name == "retriable"
+                    else isinstance(value, str) and len(value) <= ERROR_TEXT_CHARS_MAX
+                    for name, value in error.items()
+                )
             )
         case _:
             is_sound = True

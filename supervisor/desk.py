@@ -26,8 +26,8 @@ from planaria.protocol.events import RUN_TERMINAL, Event
 from planaria.protocol.ids import check_id, check_workflow_id, derive_id
 from planaria.protocol.limits import INLINE_BYTES_MAX, RUNS_LISTED_MAX
 from planaria.protocol.messages import Reply, Request
-from planaria.protocol.values import check_json
 from planaria.protocol.providers import find_missing_keys
+from planaria.protocol.values import check_json
 
 from .blobs import BlobStore
 from .event_log import EventLog

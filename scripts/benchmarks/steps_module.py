@@ -5,44 +5,36 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planaria.protocol.values import ValueType
+from planaria import Workflow, tool
 
 
-class _Tool:
-    """A tool of class `read`."""
-
-    effect = "read"
-    is_async = False
-    description = ""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.name = function.__name__
-        self.returns = ValueType(None)
-
-    def load_arguments(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments as they are."""
-        return dict(args)
-
-
+@tool(effect="read")
 def echo(n: int) -> dict[str, int]:
     """The trivial step body, the same for all peers."""
     return {"n": n}
 
 
+@tool(effect="read")
 def work(n: int, folder: str) -> dict[str, int]:
     """Notes that it works; the first time in each step it then waits to be killed."""
-    is_first = not (Path(folder) / f"work-{n}").exists()
-    with open(Path(folder) / f"work-{n}", "a") as file:
+    path = Path(folder) / f"work-{n}"
+    is_first = not path.exists()
+    with open(path, "a") as file:
         file.write(f"{os.getpid()} {time.monotonic_ns()}\n")
     if is_first:
         time.sleep(60)
     return {"n": n}
 
 
-class _Definition:
-    tools = {function.__name__: _Tool(function) for function in (echo, work)}
-    models: dict[str, Any] = {}
+def make_chain(name: str, arguments: list[dict[str, Any]]) -> Workflow:
+    """Returns the workflow that calls a tool with these arguments, one after another."""
+    steps: list[dict[str, Any]] = []
+    for i, args in enumerate(arguments):
+        needs = {"needs": [f"s{i - 1}"]} if i else {}
+        step = {"id": f"s{i}", "uses": "tool.call", "with": {"tool": name, "args": args}}
+        steps.append({**step, **needs})
+    return Workflow(id="bench.chain", tools=[echo, work], steps=steps)
 
 
-flow = _Definition()
+# The object that a child looks up: only its tools are used there, the steps come with the run.
+flow = make_chain("echo", [{"n": 0}])

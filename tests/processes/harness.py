@@ -298,6 +298,8 @@ def try_faults(folder: Path, faults: dict[str, Any], program: Program = CLASSES)
         client = world.client()
         client.start(world.load(program), program.input, run_id="r")
         outcome = finish(client)
+        if isinstance(outcome, RunResult):
+            wait_retired(client)
         client.close()
         code, was_killed = world.end(), "point" in faults and world.kills() != []
         judge(world, outcome, program)
@@ -310,6 +312,14 @@ def try_faults(folder: Path, faults: dict[str, Any], program: Program = CLASSES)
     except AssertionError as error:
         problem = problem or str(error)
     return Trial(was_hit, problem)
+
+
+def wait_retired(client: Client) -> None:
+    """Waits until the processes of ended runs have ended by themselves."""
+    wait_until(
+        lambda: all(one["status"] in ("blank", "launching") for one in client.processes()),
+        "the processes of the run have ended",
+    )
 
 
 def worlds(folder: Path) -> Iterator[World]:

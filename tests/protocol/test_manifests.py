@@ -1,4 +1,5 @@
 import rfc8785
+
 from planaria.protocol.codec import hash_bytes
 from planaria.protocol.manifests import describe_step, hash_manifest, make_worker_manifest
 
