@@ -46,18 +46,27 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
         return drafts, bindings
     held = Counter(p.run_id for p in system.processes.values() if p.status in (BOUND, IDLE))
     chosen: set[str] = set()
+    kinds = {p.kind for p in system.processes.values() if p.status in (BLANK, IDLE)}
     progress = True
     while progress and len(taken) < free:
         progress = False
         for run_id in sorted(system.queue, key=held.__getitem__):
             run = system.runs[run_id]
             may_keep = not _owes_a_process(system, run_id, held, now)
+            # A session of the other kind doesn't wait behind one for which there is no process.
+            left = set(kinds)
             for session in run.waiting.values():
-                if session.id in chosen or not _may_start(system, run, session, now):
+                if not left:
+                    break
+                kind = kind_of(session)
+                if session.id in chosen or kind not in left:
+                    continue
+                if not _may_start(system, run, session, now):
                     continue
                 process = _find_process(system, run_id, session, taken, may_keep)
                 if process is None:
-                    break
+                    left.discard(kind)
+                    continue
                 taken.add(process.id)
                 held[run_id] += process.status == BLANK
                 chosen.add(session.id)
@@ -229,27 +238,44 @@ def _launch(system: SystemState, now: Now) -> list[Action]:
     coming = Counter(p.kind for p in system.processes.values() if p.status in (LAUNCHING, BLANK))
     actions: list[Action] = []
     free = system.children_max - len(system.processes)
-    for kind in system.kinds_used:
-        missing = wanted[kind] + system.spares - coming[kind]
-        for _ in range(max(0, min(missing, free))):
-            system.processes_made += 1
-            process_id = f"p{system.epoch}-{system.processes_made}"
-            system.processes[process_id] = ProcessState(
-                process_id, kind, LAUNCHING, launched_at=now.mono, seen_at=now.mono
-            )
-            actions.append(Launch(process_id, kind))
-            free -= 1
+    # What is waited for comes before spares, and a kind of which none is coming before the other:
+    # else the last slots go to spares of one kind, and the other one waits for ever.
+    for spares in (0, system.spares):
+        for kind in sorted(system.kinds_used, key=lambda kind: coming[kind] > 0):
+            missing = wanted[kind] + spares - coming[kind]
+            for _ in range(max(0, min(missing, free))):
+                system.processes_made += 1
+                process_id = f"p{system.epoch}-{system.processes_made}"
+                system.processes[process_id] = ProcessState(
+                    process_id, kind, LAUNCHING, launched_at=now.mono, seen_at=now.mono
+                )
+                actions.append(Launch(process_id, kind))
+                coming[kind] += 1
+                free -= 1
     if free <= 0 and wanted:
-        actions.extend(_make_room(system, wanted, coming))
+        actions.extend(_make_room(system, wanted, coming, now))
     return actions
 
 
-def _make_room(system: SystemState, wanted: Counter[str], coming: Counter[str]) -> list[Action]:
-    """Ends a blank process of a kind that nobody waits for, when every slot is taken."""
+def _make_room(
+    system: SystemState, wanted: Counter[str], coming: Counter[str], now: Now
+) -> list[Action]:
+    """Ends an unused process of one kind when every slot is taken and the other kind has none.
+
+    An idle one too, also if its own run is the one that waits: it waits for the other kind.
+    """
+    starved = [kind for kind in wanted if coming[kind] == 0]
+    if not starved or any(p.status == DYING for p in system.processes.values()):
+        return []
     for process in system.processes.values():
-        if process.status == BLANK and not wanted[process.kind]:
-            if all(coming[kind] == 0 for kind in wanted):
-                return [Kill(process.id, "put_away")]
+        if process.kind in starved:
+            continue
+        if process.status == BLANK:
+            return [Kill(process.id, "put_away")]
+        if process.status == IDLE:
+            _retire(process, now)
+            process.seen_stop = True
+            return [Send(process.id, Stop("done"))]
     return []
 
 

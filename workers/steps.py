@@ -11,6 +11,7 @@ from planaria.protocol.codec import Json, sort_keys
 from planaria.protocol.effects import strip_attempts
 from planaria.protocol.errors import RecordedError
 
+from . import warm_up  # noqa: F401  # for the children: see there
 from .definitions import Definitions, find_tool
 from .failures import StepConfigError, describe_step_error, make_step_error
 from .journal import Journal

@@ -19,7 +19,7 @@ from planaria.protocol.events import (
 )
 
 AT = 1_700_000_000_000_000
-# Logs on disk have these bytes: a change needs a new schema version, and the old one stays readable.
+# Logs on disk have these bytes: a change needs a new schema version beside the old one.
 GOLDEN = [
     (
         Event("run_1", 1, "RunCancelled", AT, 0, 1, None, None, {"requestId": "r"}),

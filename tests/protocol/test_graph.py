@@ -102,7 +102,7 @@ def test_step_after_nested_loops_waits_for_both_decisions() -> None:
     found = graph(a="", b="a", inner="b -> b", outer="inner -> a", after="b")
 
     assert loops(found) == {"inner->b": "b inner", "outer->a": "a b inner outer"}
-    assert exits(found) == {"after": "inner outer"}
+    assert exits(found)["after"] == "inner outer"
 
 
 def test_step_waits_also_for_a_loop_that_holds_only_its_exit() -> None:

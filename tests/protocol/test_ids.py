@@ -16,8 +16,23 @@ def test_legal_id_is_returned(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ".", "..", "../x", "a/b", "a.b", "a b", "ä", "a\n", "a\0", "x" * (ID_CHARS_MAX + 1),
-     None, 5, b"a", ["a"]],
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "a.b",
+        "a b",
+        "ä",
+        "a\n",
+        "a\0",
+        "x" * (ID_CHARS_MAX + 1),
+        None,
+        5,
+        b"a",
+        ["a"],
+    ],
 )
 def test_illegal_id_is_refused_by_name(text: Any) -> None:
     with pytest.raises(InvalidIdError, match="no legal run id"):

@@ -18,6 +18,8 @@ VALID = [case for case in CASES if not case["findings"]]
 GRAPHS = int(os.environ.get("PLANARIA_MANY", "250"))
 CHUNK = 50
 ORDERS = 4
+# Which of several failing steps fails first is up to the order; that the run fails is not.
+CAUSES = {None, "step_failed", "max_visits_exceeded"}
 
 
 def play(document: Any, value: Any, answer: Any, seed: int) -> tuple[str, Any, Any]:
@@ -35,6 +37,9 @@ def run_kernel(document: Any, value: Any, answer: Any, seed: int) -> tuple[str, 
     draw = random.Random(seed)
     world = World({"t": None, "lookup": None}, seed=seed, children_max=draw.choice((1, 2, 4, 9)))
     world.answer = answer
+    if seed % 2:
+        world.crash_at = draw.randrange(1, 150)
+        world.kill_child_at = draw.randrange(1, 60)
     world.admit(document, value)
     world.run()
     state = world.state()
@@ -46,18 +51,20 @@ def run_kernel(document: Any, value: Any, answer: Any, seed: int) -> tuple[str, 
 
 
 def check(document: Any, value: Any, answer: Any, seed: int) -> str:
-    """Plays the document in several orders and in the kernel; returns its status."""
+    """Plays the document in several orders and in the kernel; returns its status.
+
+    Every other seed has a supervisor and a child killed on the way.
+    """
     expected = play(document, value, answer, 0)
-    causes = {expected[2]}
     for order in range(1, ORDERS):
         found = play(document, value, answer, order)
         assert expected[:2] == found[:2], (seed, order)
-        causes.add(found[2])
+        assert found[2] in CAUSES, (seed, order)
 
     status, output, cause = run_kernel(document, value, answer, seed)
 
     assert expected[:2] == (status, output), (seed, cause)
-    assert cause in causes or len(causes) > 1 or expected[0] == "failed", (seed, cause, causes)
+    assert cause in CAUSES, (seed, cause)
     return status
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import programs
 import pytest
 from programs import call, document, fan_out
-from test_order import of, picky, run, work_on
+from test_groups import picky, work_on
+from test_order import of, run
 from test_programs import make_tools
 from world import World
 
@@ -217,7 +218,7 @@ def test_group_timeout_while_its_steps_wait_for_retries_ends_it() -> None:
 def test_wide_group_never_exceeds_its_concurrency_nor_the_childrens_limit() -> None:
     items = list(range(300))
     world = World(picky(set()), children_max=5)
-    world.admit(work_on(set(), maxConcurrency=7), {"items": items})
+    world.admit(work_on(maxConcurrency=7), {"items": items})
     most = [0, 0]
 
     def look() -> bool:
@@ -242,7 +243,7 @@ def test_wide_group_never_exceeds_its_concurrency_nor_the_childrens_limit() -> N
 def test_narrow_run_gets_its_share_beside_a_wide_one(children_max: int, first: str) -> None:
     world = World(picky(set()), children_max=children_max, seed=children_max)
     runs = {
-        "run_1": lambda: world.admit(work_on(set()), {"items": list(range(80))}),
+        "run_1": lambda: world.admit(work_on(), {"items": list(range(80))}),
         "run_2": lambda: world.admit(programs.sequence(), {"x": 3}, run_id="run_2"),
     }
     runs.pop(first)()
@@ -260,7 +261,7 @@ def test_narrow_run_gets_its_share_beside_a_wide_one(children_max: int, first: s
 def test_equal_runs_do_not_take_processes_from_each_other_for_ever() -> None:
     world = World(picky(set()), children_max=5, seed=1)
     for number in range(3):
-        world.admit(work_on(set()), {"items": list(range(30))}, run_id=f"run_{number}")
+        world.admit(work_on(), {"items": list(range(30))}, run_id=f"run_{number}")
     world.run()
 
     assert all(run.status == "completed" for run in world.fold_log().values())
@@ -297,7 +298,7 @@ def test_large_value_goes_through_the_blob_store_and_comes_back(extra: int) -> N
 
 def test_large_items_and_fan_in_are_values_like_others() -> None:
     items = [{"id": n, "text": "x" * 100_000} for n in range(5)]
-    steps = work_on(set(), itemKey="{{ item.id }}")
+    steps = work_on(itemKey="{{ item.id }}")
     steps["steps"][0]["steps"][0]["with"]["tool"] = "echo"
     world = run(steps, {"items": items})
 

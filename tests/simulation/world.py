@@ -126,6 +126,7 @@ class World:
         effects: dict[str, str] | None = None,
         seed: int | None = None,
         children_max: int = 4,
+        spares: int = 0,
     ) -> None:
         self.tools = tools
         self.effects = effects or {}
@@ -137,6 +138,7 @@ class World:
         self.mono = 0
         self.epoch = 0
         self.children_max = children_max
+        self.spares = spares
         self.points = 0
         self.crash_at: int | None = None
         self.kill_child_at: int | None = None
@@ -159,7 +161,7 @@ class World:
         self.children: dict[str, Child] = {}
         self.inbox: deque[Any] = deque()
         system = SystemState(
-            epoch=self.epoch, boot_id="boot", children_max=self.children_max, spares=0
+            epoch=self.epoch, boot_id="boot", children_max=self.children_max, spares=self.spares
         )
         self.kernel = Kernel(system, self.library)
         for run in self.fold_log().values():
