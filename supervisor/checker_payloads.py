@@ -15,8 +15,8 @@ EVENT_BYTES_MAX = 2 * FRAME_BYTES_MAX  # a batch of a child is one frame; the en
 EFFECTS = frozenset({"read", "idempotent", "managed", "once"})
 
 # name:type, "?" after the name if it may be missing (or null). Types: s text, S text or null,
-# n number from 0, m map, l list, a anything, v a value and e an error (either of which may stand
-# in the blob store as <name>Ref), r a blob reference.
+# n number from 0, m map, l list, a anything, v a value (which may stand in the blob store as
+# <name>Ref), e an error, r a blob reference.
 _TEXTS = {
     "RunAdmitted": "workflowId:s workflowDefinitionHash:s trigger:a input:v inputHash:s source:m "
     "deadlineMs?:n labels?:a",
@@ -95,14 +95,14 @@ def find_payload_problems(fact: Fact) -> Iterator[tuple[str, str]]:
             problem = _check_field(kind, payload[name], is_required)
             if problem is not None:
                 yield "I3", f"{fact.type}: {name!r} is {problem}"
-        elif kind in "ve" and f"{name}Ref" in payload:
+        elif kind == "v" and f"{name}Ref" in payload:
             known += 1
             if not is_blob_ref(payload[f"{name}Ref"]):
                 yield "I3", f"{fact.type}: '{name}Ref' is no blob reference"
         elif is_required:
             yield "I3", f"{fact.type} lacks {name!r}"
     if known != len(payload):
-        allowed = fields.keys() | {f"{n}Ref" for n, (kind, _) in fields.items() if kind in "ve"}
+        allowed = fields.keys() | {f"{n}Ref" for n, (kind, _) in fields.items() if kind == "v"}
         extra = ", ".join(sorted(str(name)[:40] for name in payload.keys() - allowed))
         yield "I3", f"{fact.type} has fields that don't belong there: {extra or 'twice'}"
     if fact.type == "harness.tool_call.started" and payload.get("effect") not in EFFECTS:

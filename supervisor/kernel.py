@@ -7,10 +7,12 @@ events of all of them in one transaction, and only after that takes the actions.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from planaria.protocol.errors import PlanariaError
 from planaria.protocol.events import Draft, Event
 from planaria.protocol.messages import Stop
-from planaria.protocol.payloads import split_payload
+from planaria.protocol.payloads import Ref, split_payload
 
 from .advance import advance
 from .decide import decide
@@ -91,6 +93,14 @@ class Kernel:
         self._set_timers(run)
         self._follow_up({run.run_id: None}, turn, now)
         return turn
+
+    def can_read(self, ref: dict[str, Any]) -> bool:
+        """Says whether a blob holds a value, so that decisions on it can be made."""
+        try:
+            self._library.value(Ref(ref))
+        except PlanariaError:
+            return False
+        return True
 
     def _record(self, drafts: list[Draft], turn: Turn, now: Now) -> None:
         for draft in drafts:

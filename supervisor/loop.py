@@ -274,6 +274,9 @@ class Loop:
                         return str(error)
                     if not self._storage.blobs.exists(ref):
                         return f"{name}: blob {ref['sha256']} isn't in the store"
+                    # An output is the one value that the kernel itself has to read.
+                    if name == "outputRef" and not self._kernel.can_read(ref):
+                        return f"{name}: blob {ref['sha256']} holds no value"
         return None
 
     # -- commit ------------------------------------------------------------------------------

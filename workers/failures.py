@@ -3,6 +3,7 @@
 from typing import Any
 
 from planaria.protocol.errors import (
+    CAUSE_CODES,
     NEVER_RETRIED,
     IntegrityError,
     PlanariaError,
@@ -63,7 +64,7 @@ def _find_cause(error: BaseException) -> str:
     if isinstance(error, ReplayMismatchError):
         return "capability_drift"
     cause = getattr(error, "cause_code", None)
-    return cause if isinstance(cause, str) else "step_failed"
+    return cause if cause in CAUSE_CODES else "step_failed"
 
 
 def _text(value: object) -> str:
