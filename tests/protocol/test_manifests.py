@@ -5,7 +5,7 @@ from planaria.protocol.manifests import describe_step, hash_manifest, make_worke
 
 
 def test_manifest_hash_is_over_its_rfc_8785_form():
-    step = {"id": "ä\n\x1f😀\u2028\"\\/", "uses": "ai.generate", "with": {"model": "fast"}}
+    step = {"id": 'ä\n\x1f😀\u2028"\\/', "uses": "ai.generate", "with": {"model": "fast"}}
     described = describe_step(step, {"tools": {}})
     manifest = make_worker_manifest(
         described, definition_hash="sha256:0", version_id="wv_1", step_path="é😀.visit[0]\x7f\t\b"
