@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, cast, get_type_hints
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 
 from planaria.protocol.codec import Json, hash_jcs
 from planaria.protocol.effects import EXPLANATION, Effect, check_effect
@@ -110,14 +110,20 @@ class Tool(Generic[P, R]):
 _UNSAID = inspect.Parameter.empty
 
 
+class Decorator(Protocol):
+    """What `@tool(...)` gives: it makes a tool of a function and keeps the function's type."""
+
+    def __call__(self, function: Callable[P, R], /) -> Tool[P, R]: ...
+
+
 def tool(
-    function: Callable[P, R] | None = None,
+    function: Callable[..., Any] | None = None,
     /,
     *,
     effect: Effect | None = None,
     name: str | None = None,
     description: str | None = None,
-) -> Callable[[Callable[P, R]], Tool[P, R]]:
+) -> Decorator:
     """Makes a tool of a function: `@tool(effect="read")`.
 
     Arguments and result are typed by the function's annotations; what isn't annotated is plain

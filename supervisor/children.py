@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .fork_server import Preload, encode_start, read_status
-from .launcher import LAUNCH_SECONDS, LOADING_SECONDS, ForkedProcess, Launcher, Trace
+from .launcher import (
+    LAUNCH_SECONDS,
+    LOADING_SECONDS,
+    SOCKET_PREFIX,
+    ForkedProcess,
+    Launcher,
+    Trace,
+)
 from .orphans import Orphans
 from .preload import HEAVY_MODULES, HEAVY_WARM_UP, LIGHT_MODULES
 from .process_tree import (
@@ -131,6 +138,8 @@ class Children:
         directory = self._socket_directory
         if directory is None:
             directory = self._own_directory = Path(tempfile.mkdtemp(prefix="planaria-"))
+        for path in directory.glob(f"{SOCKET_PREFIX}*"):
+            path.unlink(missing_ok=True)  # of servers that were killed: they couldn't themselves
         self._launcher = Launcher(
             self._preloads,
             self._environment,

@@ -29,6 +29,8 @@ from .system_state import (
     SystemState,
 )
 
+Dying = set[tuple[str | None, str]]  # (run id, step path) of processes that are being ended
+
 STOP_MS = 2_000  # how long a process that has nothing to do may take to end by itself
 
 
@@ -42,8 +44,9 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
     bindings: list[tuple[str, str, str]] = []
     taken: set[str] = set()
     free = sum(1 for p in system.processes.values() if p.status in (BLANK, IDLE))
-    if system.is_stopping:
+    if system.is_stopping or not system.queue or free == 0:
         return drafts, bindings
+    dying = {(p.run_id, p.step_path) for p in system.processes.values() if p.status == DYING}
     held = Counter(p.run_id for p in system.processes.values() if p.status in (BOUND, IDLE))
     chosen: set[str] = set()
     kinds = {p.kind for p in system.processes.values() if p.status in (BLANK, IDLE)}
@@ -52,7 +55,7 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
         progress = False
         for run_id in sorted(system.queue, key=held.__getitem__):
             run = system.runs[run_id]
-            may_keep = not _owes_a_process(system, run_id, held, now)
+            may_keep = not _owes_a_process(system, run_id, held, dying, now)
             # A session of the other kind doesn't wait behind one for which there is no process.
             left = set(kinds)
             for session in run.waiting.values():
@@ -61,7 +64,7 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
                 kind = kind_of(session)
                 if session.id in chosen or kind not in left:
                     continue
-                if not _may_start(system, run, session, now):
+                if not _may_start(system, run_id, session, dying, now):
                     continue
                 process = _find_process(system, run_id, session, taken, may_keep)
                 if process is None:
@@ -84,18 +87,19 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
     return drafts, bindings
 
 
-def _may_start(system: SystemState, run: RunState, session: SessionState, now: Now) -> bool:
+def _may_start(
+    system: SystemState, run_id: str, session: SessionState, dying: Dying, now: Now
+) -> bool:
     epoch, mono = session.not_before
     if epoch == system.epoch and mono > now.mono:
         return False
     # No successor of a step while a process that carried it may still act.
-    return not any(
-        p.status == DYING and p.run_id == run.run_id and p.step_path == session.step.path
-        for p in system.processes.values()
-    )
+    return not dying or (run_id, session.step.path) not in dying
 
 
-def _owes_a_process(system: SystemState, run_id: str, held: Counter[str | None], now: Now) -> bool:
+def _owes_a_process(
+    system: SystemState, run_id: str, held: Counter[str | None], dying: Dying, now: Now
+) -> bool:
     """Says whether a run must leave a slot to one that waits with at least two fewer.
 
     With one fewer they would take it from each other for ever.
@@ -104,7 +108,7 @@ def _owes_a_process(system: SystemState, run_id: str, held: Counter[str | None],
         return False
     return any(
         held[other] < held[run_id] - 1
-        and any(_may_start(system, system.runs[other], s, now) for s in waiting.values())
+        and any(_may_start(system, other, s, dying, now) for s in waiting.values())
         for other in system.queue
         if (waiting := system.runs[other].waiting)
     )
@@ -193,8 +197,11 @@ def _retire(process: ProcessState, now: Now) -> None:
     process.kill_at = now.mono + STOP_MS * 1_000
 
 
-def tend(system: SystemState, now: Now) -> list[Action]:
-    """Returns launches for what waits, and the retirement of processes that nobody needs."""
+def tend(system: SystemState, now: Now, *, may_spare: bool = True) -> list[Action]:
+    """Returns launches for what waits, and the retirement of processes that nobody needs.
+
+    Without `may_spare` no spare is launched: it would compete with a process that is just bound.
+    """
     actions: list[Action] = []
     for process in system.processes.values():
         if process.status != IDLE:
@@ -213,7 +220,7 @@ def tend(system: SystemState, now: Now) -> list[Action]:
         if process.status == DYING and process.kill_reason == "done":
             process.seen_stop = True
     if not system.is_stopping and system.launch_not_before <= now.mono:
-        actions.extend(_launch(system, now))
+        actions.extend(_launch(system, now, may_spare))
     return actions
 
 
@@ -226,13 +233,8 @@ def _is_crowded_out(system: SystemState, process: ProcessState) -> bool:
     return others and mine > 1
 
 
-def _launch(system: SystemState, now: Now) -> list[Action]:
-    wanted: Counter[str] = Counter()
-    for run_id in system.queue:
-        for session in system.runs[run_id].waiting.values():
-            wanted[kind_of(session)] += 1
-            if wanted.total() > system.children_max:
-                break
+def _launch(system: SystemState, now: Now, may_spare: bool) -> list[Action]:
+    wanted = _count_wanted(system)
     for kind in wanted:
         system.kinds_used[kind] = None
     coming = Counter(p.kind for p in system.processes.values() if p.status in (LAUNCHING, BLANK))
@@ -240,7 +242,7 @@ def _launch(system: SystemState, now: Now) -> list[Action]:
     free = system.children_max - len(system.processes)
     # What is waited for comes before spares, and a kind of which none is coming before the other:
     # else the last slots go to spares of one kind, and the other one waits for ever.
-    for spares in (0, system.spares):
+    for spares in (0, system.spares) if may_spare else (0,):
         for kind in sorted(system.kinds_used, key=lambda kind: coming[kind] > 0):
             missing = wanted[kind] + spares - coming[kind]
             for _ in range(max(0, min(missing, free))):
@@ -255,6 +257,19 @@ def _launch(system: SystemState, now: Now) -> list[Action]:
     if free <= 0 and wanted:
         actions.extend(_make_room(system, wanted, coming, now))
     return actions
+
+
+def _count_wanted(system: SystemState) -> Counter[str]:
+    """Returns how many waiting sessions there are of each kind; it stops at the slots there are."""
+    wanted: Counter[str] = Counter()
+    left = system.children_max
+    for run_id in system.queue:
+        for session in system.runs[run_id].waiting.values():
+            wanted[kind_of(session)] += 1
+            left -= 1
+            if left < 0:
+                return wanted
+    return wanted
 
 
 def _make_room(

@@ -189,7 +189,7 @@ class Kernel:
             turn.actions.append(Send(process_id, make_delivery(run, session)))
             if not run.waiting:
                 self.system.queue.pop(run_id, None)
-        turn.actions.extend(self._noted(tend(self.system, now), now))
+        turn.actions.extend(self._noted(tend(self.system, now, may_spare=not bindings), now))
 
     def _noted(self, actions: list[Action], now: Now) -> list[Action]:
         for action in actions:

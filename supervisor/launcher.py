@@ -19,6 +19,7 @@ from .preload import BASE_MODULES
 from .process_tree import kill_tree, read_stat
 from .readiness import Readiness
 
+SOCKET_PREFIX = "fork-"  # of fork servers' sockets; no other file there begins so
 LAUNCH_SECONDS = 2.0  # from request to pid; 1-6 ms are usual
 LOADING_SECONDS = 20.0  # a cold heavy fork server needs up to 2.2 s on an idle machine
 ATTEMPTS_MAX = 2  # of one launch; a server that failed twice in a row fails a third time
@@ -155,7 +156,7 @@ class Launcher:
         bare = lane.failures >= BARE_AFTER_FAILURES
         contents = Preload(BASE_MODULES) if bare else lane.contents
         self._servers_started += 1
-        address = self._socket_directory / f"fork-{lane.kind}-{self._servers_started}"
+        address = self._socket_directory / f"{SOCKET_PREFIX}{lane.kind}-{self._servers_started}"
         server = ForkServer(lane.kind, contents, self._environment, address)
         lane.server = self._servers[server.pid] = server
         self._readiness.watch(server.descriptor, functools.partial(self._end_server, server))

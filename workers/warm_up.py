@@ -5,21 +5,21 @@ user's module paid 0.3 s of CPU for the first `@tool` and `Workflow` of its life
 authoring half of planaria, and pydantic built its first schemas.
 """
 
+from typing import Any
+
 from planaria import Workflow, tool
 
 
-@tool(effect="read")
 def _echo(text: str, count: int = 1) -> dict[str, str | int]:
     """Returns what it gets."""
     return {"text": text, "count": count}
 
 
-_echo.returns.dump(_echo(**_echo.load_arguments({"text": "warm", "count": 1})))
+_tool: Any = tool(effect="read", name="echo")(_echo)
+_tool.returns.dump(_echo(**_tool.load_arguments({"text": "warm", "count": 1})))
 Workflow(
     id="planaria.warm-up",
     input=dict[str, str],
-    tools=[_echo],
-    steps=[
-        {"id": "only", "uses": "tool.call", "with": {"tool": "_echo", "args": {"text": "warm"}}}
-    ],
+    tools=[_tool],
+    steps=[{"id": "only", "uses": "tool.call", "with": {"tool": "echo", "args": {"text": "warm"}}}],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from harness import World, finish, judge, wait_gone, wait_until, worlds
-from process_programs import CLASSES, PREAMBLE
+from process_programs import CLASSES, MODEL, PREAMBLE
 
 from planaria.protocol.errors import EXIT_COMMIT_IO, EXIT_DATA_DIRECTORY, SupervisorUnavailableError
 from planaria.supervisor.data_directory import DataDirectory
@@ -180,6 +180,20 @@ def test_lock_file_of_a_dead_process_keeps_nobody_out(world: World) -> None:
 
     assert world.start("--take-over") is not None
     assert "old code" == world.client(start_if_missing=False).wait("r", timeout=25).output
+
+
+def test_sockets_of_killed_fork_servers_are_removed_by_the_next_supervisor(world: World) -> None:
+    world.start(faults=world.kill_point("S15"))
+    client = world.client(start_if_missing=False)
+    client.start(world.load(MODEL), run_id="r")
+    client.wait("r", timeout=25)
+    client.close()
+    world.end()
+    left = {path.name for path in world.directory.glob("fork-*")}
+    world.start()
+
+    assert "fork-heavy-2" in left
+    assert ["fork-light-1"] == [path.name for path in world.directory.glob("fork-*")]
 
 
 def test_restart_changes_nothing_of_an_ended_run(world: World) -> None:
