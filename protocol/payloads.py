@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .blobs import blob_ref, verify_blob
-from .codec import Json, canonical_bytes, unpack
+from .codec import Json, canonical_bytes, sort_keys, unpack
 from .events import VALUE_FIELDS
 from .limits import BLOB_BYTES_MAX, INLINE_BYTES_MAX
 
@@ -22,6 +22,9 @@ def split_payload(
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Returns the payload with every large value field replaced by its blob form, and the blobs.
 
+    What stays has its keys in the order of the stored bytes: whoever works on with it sees what a
+    fold of the log would give, and code or a prompt made from it is the same after a crash.
+
     A limit of -1 puts every value field away, for steps marked sensitive.
     """
     blobs: list[bytes] = []
@@ -33,7 +36,7 @@ def split_payload(
                 blobs.append(data)
                 split[f"{name}Ref"] = blob_ref(data)
                 continue
-        split[name] = value
+        split[name] = sort_keys(value) if name in VALUE_FIELDS else value
     return split, blobs
 
 

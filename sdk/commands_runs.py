@@ -77,7 +77,11 @@ def run(
         bool, typer.Option("--detach", help="Start it, under a supervisor that stays, and return.")
     ] = False,
     until_blocked: Annotated[
-        bool, typer.Option("--until-blocked", help="Return (code 5) when a person has to decide.")
+        bool,
+        typer.Option(
+            "--until-blocked",
+            help="Return (code 5) when only a person can move the run on; for now it always does.",
+        ),
     ] = False,
     module: Module = None,
     quiet: Quiet = False,

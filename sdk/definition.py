@@ -11,7 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from planaria.protocol.errors import UsageError, UserCodeError
+from planaria.protocol.errors import (
+    PlanariaError,
+    UsageError,
+    UserCodeError,
+    WorkflowInvalidError,
+)
 
 from .authoring import Workflow
 from .documents import SUFFIXES, read_document
@@ -31,6 +36,9 @@ class ModuleParts:
     tools: dict[str, Tool[..., Any]]
     models: dict[str, Any]
     env: tuple[str, ...] = ()
+
+
+_OWN_FOLDER = Path(__file__).parent  # its frames say nothing of the user's mistake
 
 
 def prepare_source(
@@ -232,14 +240,16 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _failed(what: str, error: BaseException) -> UserCodeError:
+def _failed(what: str, error: BaseException) -> PlanariaError:
+    if isinstance(error, WorkflowInvalidError):
+        return error  # the module is sound, a document in it isn't: its findings say where
     if isinstance(error, SyntaxError) and error.filename:
         place = f" at {error.filename}, line {error.lineno}"
     else:
         frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith("<") and frame.filename != __file__
+            if not frame.filename.startswith("<") and Path(frame.filename).parent != _OWN_FOLDER
         ]
         place = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     text = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS_MAX:]

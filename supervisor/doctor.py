@@ -165,6 +165,9 @@ def _examine_directory(directory: DataDirectory) -> Iterator[Finding]:
             text += f", and {str(place)!r} can't be written"
         yield Finding("directory", OK if can_make else PROBLEM, text)
         return
+    if not root.is_dir():
+        yield Finding("directory", PROBLEM, f"{str(root)!r} is a file; expected a directory")
+        return
     yield _examine_permissions(root)
     if not directory.database.exists():
         if any(root.iterdir()):

@@ -343,7 +343,7 @@ class Loop:
             for action in turn.actions:
                 self._do(action)
         for process_id in self._links.flush():
-            logger.warning("process %s takes no frame and is ended", process_id)
+            logger.info("process %s has ended or takes no frame: it is ended", process_id)
             self._children.kill(process_id)
         self._desk.flush(self._reply)
         self._faults.hit("S7")

@@ -1,6 +1,7 @@
 """Starts a supervisor: lock, log, recovery of every open run, then the loop, then a clean end."""
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -10,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from planaria.protocol.errors import EXIT_DATA_DIRECTORY, EXIT_DONE, PlanariaError
+from planaria.protocol.errors import EXIT_DATA_DIRECTORY, EXIT_DONE, PlanariaError, describe_error
 from planaria.protocol.ids import SYSTEM_RUN_ID, derive_id
 from planaria.protocol.limits import CHILDREN_MAX, CHILDREN_PER_CORE, HEARTBEAT_TIMEOUT_MS
 
@@ -196,4 +197,7 @@ def run_from_command_line(
         )
     except PlanariaError as error:
         sys.stderr.write(f"planaria: {error}\n")
+        if on_ready is not None:  # whoever waits for the facts as JSON gets the refusal as JSON
+            sys.stdout.write(json.dumps({"error": describe_error(error)}) + "\n")
+            sys.stdout.flush()
         return error.exit_code or EXIT_DATA_DIRECTORY

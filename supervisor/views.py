@@ -87,7 +87,7 @@ def _describe_step(step: StepState, left: list[int], system: SystemState | None)
         "stepId": step.plan.id,
         "path": step.path,
         "uses": step.plan.kind,
-        "status": step.status,
+        "status": "held" if step.session is not None and step.session.is_held else step.status,
         "visits": len(step.outputs),
         "attempt": step.attempt,
     }
