@@ -40,6 +40,7 @@ class World:
         self.kills_path = folder / "kills"
         self.supervisors: list[subprocess.Popen[bytes]] = []
         self.log_path = folder / "supervisor.log"
+        self.refusal: dict[str, Any] = {}  # what the last one that didn't start has said
         self._clients: list[Client] = []
         os.environ[LEDGER_VARIABLE] = str(self.ledger_path)
 
@@ -73,6 +74,10 @@ class World:
                 return None
             line += data
         facts: dict[str, Any] = json.loads(line)
+        if "error" in facts:
+            self.refusal = facts["error"]
+            process.wait(END_SECONDS)
+            return None
         return facts
 
     def kill_point(self, point: str, nth: int = 1, **more: Any) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def test_second_supervisor_is_refused_and_names_the_first(world: World) -> None:
 
     assert world.start() is None
     assert EXIT_DATA_DIRECTORY == world.wait_exit()
-    assert f"pid {facts['pid']}" in world.log().splitlines()[-1]
+    assert "DataDirLockedError" == world.refusal["class"]
+    assert f"pid {facts['pid']}" in world.refusal["message"]
     assert facts["pid"] == world.client(start_if_missing=False).ping()["pid"]
 
 
