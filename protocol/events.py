@@ -7,7 +7,7 @@ hash, kept beside it, is sha256 over the previous hash of the same run and those
 from dataclasses import dataclass
 from typing import Any
 
-from .codec import pack, sort_keys, unpack
+from .codec import pack, unpack
 from .errors import IntegrityError, ProtocolError
 from .limits import FRAME_BYTES_MAX
 
@@ -47,7 +47,10 @@ class Event:
 
 
 def encode_event(event: Event) -> bytes:
-    """Returns the bytes that are stored and hashed: an array, the payload's keys in order."""
+    """Returns the bytes that are stored and hashed: an array of the envelope and the payload.
+
+    The payload's keys stand in the order that `split_payload` has given them.
+    """
     return pack(
         [
             event.schema_version,
@@ -59,7 +62,7 @@ def encode_event(event: Event) -> bytes:
             event.epoch,
             event.session_id,
             event.incarnation,
-            sort_keys(event.payload),
+            event.payload,
         ]
     )
 

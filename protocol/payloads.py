@@ -9,6 +9,8 @@ from .codec import Json, canonical_bytes, sort_keys, unpack
 from .events import VALUE_FIELDS
 from .limits import BLOB_BYTES_MAX, INLINE_BYTES_MAX
 
+_SHORT = frozenset({int, float, bool, type(None)})
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -22,21 +24,23 @@ def split_payload(
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Returns the payload with every large value field replaced by its blob form, and the blobs.
 
-    What stays has its keys in the order of the stored bytes: whoever works on with it sees what a
-    fold of the log would give, and code or a prompt made from it is the same after a crash.
+    What stays has its keys, and those of every map inside, in the order of the stored bytes:
+    whoever works on with it sees what a fold of the log would give, and code or a prompt made from
+    it is the same after a crash. `encode_event` relies on it and sorts nothing again.
 
     A limit of -1 puts every value field away, for steps marked sensitive.
     """
     blobs: list[bytes] = []
     split: dict[str, Any] = {}
-    for name, value in payload.items():
+    for name in sorted(payload):
+        value = payload[name]
         if name in VALUE_FIELDS and (inline_bytes_max < 0 or not _is_small(value)):
             data = canonical_bytes(value)
             if len(data) > inline_bytes_max:
                 blobs.append(data)
                 split[f"{name}Ref"] = blob_ref(data)
                 continue
-        split[name] = sort_keys(value) if name in VALUE_FIELDS else value
+        split[name] = sort_keys(value)
     return split, blobs
 
 
@@ -66,7 +70,6 @@ def _is_small(value: Json) -> bool:
         return len(value) < 1_000
     if isinstance(value, dict):
         return len(value) < 20 and all(
-            isinstance(v, int | float | None) or (isinstance(v, str) and len(v) < 1_000)
-            for v in value.values()
+            type(v) in _SHORT or (isinstance(v, str) and len(v) < 1_000) for v in value.values()
         )
     return not isinstance(value, list) or not value

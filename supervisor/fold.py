@@ -116,7 +116,7 @@ def _start_attempt(run: RunState, event: Event, library: Library) -> None:
     if step.plan.timeout_ms is not None:
         run.timed[path] = step
     if "sessionId" in payload:
-        run.owe("open_session", path)
+        run.owe("open_session", path, detail=payload["sessionId"])
     elif step.plan.kind == "parallel":
         run.owe("open_group", path)
     else:

@@ -1,6 +1,7 @@
 """Starts a supervisor: lock, log, recovery of every open run, then the loop, then a clean end."""
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -40,6 +41,10 @@ from .storage import Storage
 from .system_state import SystemState
 
 CHILD_TARGET = "planaria.workers.main:main"
+# Net new containers per collection of the youngest, then collections per next older one. A step
+# makes some hundred that live until its run ends; looking at them all the time costs a tenth of
+# the kernel's work (scripts/benchmarks/kernel.py).
+COLLECT_AFTER = (20_000, 20, 50)
 NOFILE_WANTED = 8_192  # libzmq aborts the process when it can't accept for want of descriptors
 
 logger = logging.getLogger(__name__)
@@ -135,6 +140,7 @@ def _serve(
         logger.info("ready: pid %d serves %r", os.getpid(), str(directory.root))
         if on_ready is not None:
             on_ready(facts)
+        tune_collector()
         reason = loop.run()
         faults.hit("S15")
     finally:
@@ -161,6 +167,13 @@ def _recover(kernel: Kernel, storage: Storage, library: BlobLibrary) -> list[Tur
             kernel.system.runs.pop(run_id, None)
             logger.error("run %s can't go on and is left untouched: %s", run_id, error)
     return turns
+
+
+def tune_collector() -> None:
+    """Lets the garbage collector look less often, and never at what stands here at the start."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _raise_limits() -> None:

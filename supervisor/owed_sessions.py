@@ -3,7 +3,6 @@
 from typing import Any
 
 from planaria.protocol.events import Draft
-from planaria.protocol.ids import session_id
 from planaria.protocol.manifests import hash_manifest, make_worker_manifest
 from planaria.protocol.payloads import write_field
 
@@ -30,7 +29,7 @@ def close_calls(run: RunState, session: SessionState, why: str) -> list[Draft]:
 
 
 def open_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
-    """Starts the session of an attempt, with its manifest."""
+    """Starts the session of an attempt, whose id is the detail, with its manifest."""
     step = run.steps[owed[1]]
     assert run.plan is not None
     manifest = make_worker_manifest(
@@ -47,8 +46,7 @@ def open_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Libr
         "manifest": manifest,
         "manifestHash": hash_manifest(manifest),
     }
-    session = session_id(run.run_id, step.path, step.attempt)
-    return [Draft(run.run_id, "harness.session.started", payload, session)]
+    return [Draft(run.run_id, "harness.session.started", payload, detail)]
 
 
 def settle_session(

@@ -26,6 +26,7 @@ from planaria.supervisor.kernel_messages import (
     Send,
     SessionReported,
 )
+from planaria.supervisor.main import tune_collector
 from planaria.supervisor.plan import Plan, make_plan
 from planaria.supervisor.run_state import Now
 from planaria.supervisor.system_state import SystemState
@@ -140,6 +141,7 @@ def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     parent = sys.argv[2] if len(sys.argv) > 2 else None
     spent = []
+    tune_collector()  # as in a supervisor
     for _ in range(REPEATS):
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             spent.append(measure(steps, Path(folder)))

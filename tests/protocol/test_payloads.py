@@ -18,11 +18,19 @@ def test_value_over_the_limit_becomes_a_blob_and_comes_back():
 
 
 def test_value_that_stays_has_the_key_order_that_a_fold_of_the_log_gives():
-    payload, blobs = split_payload({"output": [{"b": 1, "a": {"d": 2, "c": 3}}]})
+    payload, blobs = split_payload({"stepId": "s", "output": [{"b": 1, "a": {"d": 2, "c": 3}}]})
 
     assert [] == blobs
+    assert ["output", "stepId"] == list(payload)
     assert ["a", "b"] == list(payload["output"][0])
     assert ["c", "d"] == list(payload["output"][0]["a"])
+
+
+def test_fields_that_never_become_blobs_are_put_in_order_too():
+    payload, _ = split_payload({"manifest": {"b": {"d": 1, "c": 2}, "a": 1}})
+
+    assert ["a", "b"] == list(payload["manifest"])
+    assert ["c", "d"] == list(payload["manifest"]["b"])
 
 
 def test_sensitive_values_never_stay():
