@@ -1,6 +1,7 @@
 """Canonical msgpack, its hashes, and a decoder that hostile bytes can't hurt."""
 
 import hashlib
+import math
 from typing import Any, cast
 
 import msgpack
@@ -77,7 +78,10 @@ def unpack(data: bytes, *, bytes_max: int = FRAME_BYTES_MAX) -> Json:
 
 
 def check_depth(value: Json, depth_max: int = VALUE_DEPTH_MAX) -> None:
-    """Refuses bytes, extension types, non-text keys and deep nesting, without recursion."""
+    """Refuses what is no JSON value (bytes, NaN, keys that aren't text) and deep nesting.
+
+    Without recursion, for the value may be hostile.
+    """
     # By sets of types, not item by item: this is done to every frame and every stored event.
     level = [value]
     for _ in range(depth_max):
@@ -87,14 +91,25 @@ def check_depth(value: Json, depth_max: int = VALUE_DEPTH_MAX) -> None:
             if kind is dict:
                 if not _TEXT.issuperset(map(type, item)):
                     raise ProtocolError(message="a map key that is no text")
-                if not _FLAT.issuperset(map(type, item.values())):
-                    deeper.extend(item.values())
-            elif kind is list:
-                if not _FLAT.issuperset(map(type, item)):
-                    deeper.extend(item)
-            elif kind not in _FLAT:
-                raise ProtocolError(message=f"{kind.__name__} is no JSON value")
+                item = item.values()
+            elif kind is not list:
+                _check_scalar(item)
+                continue
+            kinds = set(map(type, item))
+            if not kinds <= _FLAT:
+                deeper.extend(item)
+            elif float in kinds:
+                for scalar in item:
+                    _check_scalar(scalar)
         if not deeper:
             return
         level = deeper
     raise ProtocolError(message=f"nested deeper than {depth_max} levels")
+
+
+def _check_scalar(value: Json) -> None:
+    kind = type(value)
+    if kind not in _FLAT:
+        raise ProtocolError(message=f"{kind.__name__} is no JSON value")
+    if kind is float and not math.isfinite(value):
+        raise ProtocolError(message=f"{value} is no JSON value")

@@ -166,7 +166,7 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "harness.model.called": "callId position turn requestHash messages settings",
         "harness.model.responded": "callId turn response usage model",
         "harness.model.failed": "callId turn error",
-        "harness.tool_call.started": "callId position caller toolName args turn? callIndex? "
+        "harness.tool_call.started": "callId position caller toolName args input? turn? callIndex? "
         "effect idempotencyKey",
         "harness.tool_call.succeeded": "callId result",
         "harness.tool_call.failed": "callId error",

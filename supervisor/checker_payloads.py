@@ -50,7 +50,7 @@ _TEXTS = {
     "harness.model.called": "callId:s position:s turn:n requestHash:s messages:v settings:a",
     "harness.model.responded": "callId:s turn:n response:v usage:m model:a",
     "harness.model.failed": "callId:s turn:n error:e",
-    "harness.tool_call.started": "callId:s position:s caller:s toolName:s args:v turn?:n "
+    "harness.tool_call.started": "callId:s position:s caller:s toolName:s args:v input?:v turn?:n "
     "callIndex?:n effect:s idempotencyKey:s",
     "harness.tool_call.succeeded": "callId:s result:v",
     "harness.tool_call.failed": "callId:s error:e",

@@ -7,6 +7,7 @@ own; a silent one, and most are, costs two system calls and makes no file. So a 
 killed. `planaria logs` reads both.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -68,6 +69,15 @@ class CapturedOutput:
                 source.truncate(0)
         except OSError as error:
             print(f"planaria: output isn't kept by session: {error}", file=sys.stderr)
+
+    def limit(self) -> None:
+        """Cuts what has been printed at the limit; called now and then while a session runs.
+
+        One byte more than the limit stays, so that `end` sees that something was left out.
+        """
+        with contextlib.suppress(OSError):
+            if self._path is not None and os.fstat(STDOUT).st_size > CAPTURED_OUTPUT_BYTES_MAX + 1:
+                os.ftruncate(STDOUT, CAPTURED_OUTPUT_BYTES_MAX + 1)
 
     def close(self) -> None:
         """Removes the file of a process that ends with nothing left in it."""

@@ -15,7 +15,11 @@ from .channel import Channel
 
 
 def start_heartbeat(
-    open_channel: Callable[[], Channel], token: str, *, interval_ms: int = HEARTBEAT_INTERVAL_MS
+    open_channel: Callable[[], Channel],
+    token: str,
+    *,
+    on_beat: Callable[[], None] | None = None,
+    interval_ms: int = HEARTBEAT_INTERVAL_MS,
 ) -> Callable[[], None]:
     """Starts the thread; returns what ends it. The process ends when its parent has."""
     ended = threading.Event()
@@ -28,6 +32,8 @@ def start_heartbeat(
             if os.getppid() != parent:
                 os._exit(1)
             channel.offer(frame)
+            if on_beat is not None:
+                on_beat()
         channel.close()
 
     thread = threading.Thread(target=beat, name="planaria-heartbeat", daemon=True)

@@ -7,7 +7,7 @@ same. Calls are found by their position, whatever the order in which they arrive
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from planaria.blobstore import BlobStore
@@ -86,8 +86,11 @@ class Journal:
         call_index: int | None = None,
         body: Body,
         ending: Ending | None = None,
+        shown: Mapping[str, Json] | None = None,
     ) -> Json:
         """Returns the outcome of a tool call, recorded or performed now.
+
+        `shown` are fields that its intent carries for people; nothing is compared with them.
 
         Raises:
             RecordedError: the tool raised, now or in an earlier process.
@@ -109,7 +112,7 @@ class Journal:
             key = self._make_key(tool_name, args)
             started = make_tool_intent(
                 call, position, caller, tool_name, args, effect, key, turn, call_index
-            )
+            ) | dict(shown or {})
             await self._wait_open()
             inherited = None if effect == "read" else self._session.inherited.get(key)
             if inherited is not None:

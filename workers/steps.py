@@ -64,6 +64,7 @@ class StepRunner:
         session, journal = attempt.session, attempt.journal
         asked = session.step["with"]
         args = sort_keys(attempt.values.evaluate(asked.get("args", {})))
+        shown = {"input": attempt.values.input()} if "input" in session.step else None
         effect = "read"
         body: Callable[[], Awaitable[Json]] = _perform_nothing
         if not journal.has_outcome("s0"):
@@ -81,6 +82,7 @@ class StepRunner:
             effect=effect,
             body=body,
             ending=functools.partial(_make_ending, session),
+            shown=shown,
         )
 
     async def _run_code(self, attempt: Attempt) -> Json:

@@ -1,5 +1,6 @@
 """Canonical msgpack, hashes, and the decoder for bytes from outside."""
 
+import math
 import random
 from typing import Any
 
@@ -110,7 +111,8 @@ def test_hostile_nesting_is_refused_without_recursion(depth: int, opening: bytes
 
 
 @pytest.mark.parametrize(
-    "value", [b"x", (1,), {1: 2}, {None: 1}, {"a": {b"k": 1}}, {1, 2}, object()]
+    "value",
+    [b"x", (1,), {1: 2}, {None: 1}, {"a": {b"k": 1}}, {1, 2}, object(), math.nan, {"a": -math.inf}],
 )
 def test_what_is_no_json_value_is_refused(value: Any) -> None:
     with pytest.raises(ProtocolError):
@@ -128,6 +130,8 @@ BAD: dict[str, bytes] = {
     "a key that is a list": b"\x81\x91\x01\x01",
     "an extension": msgpack.packb(msgpack.ExtType(1, b"")),
     "a timestamp": b"\xd6\xff\x00\x00\x00\x00",
+    "not a number": pack([1.5, math.nan]),
+    "infinity beside a list": pack({"a": math.inf, "b": [1]}),
     "no UTF-8": b"\xa1\xff",
     "a surrogate": b"\xa3\xed\xa0\x80",
     "a list that is too long": pack([None] * (CONTAINER_ITEMS_MAX + 1)),

@@ -78,6 +78,24 @@ for _ in range(2):
     assert CAPTURED_OUTPUT_BYTES_MAX + len(CUT) == len(kept)
 
 
+def test_output_is_cut_while_its_session_runs(tmp_path: Path) -> None:
+    folder = carry(
+        tmp_path,
+        """
+output.begin("r", "hs_1")
+for _ in range(3):
+    print("x" * 900_000, flush=True)
+    output.limit()
+    assert os.fstat(1).st_size <= 900_001 + 1024 * 1024 + 1
+output.limit()
+assert os.fstat(1).st_size == 1024 * 1024 + 1
+output.end()
+""",
+    )
+
+    assert (folder / "hs_1.log").read_bytes().endswith(CUT)
+
+
 def test_missing_file_stops_nothing(tmp_path: Path) -> None:
     folder = carry(
         tmp_path,

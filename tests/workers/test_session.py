@@ -339,3 +339,13 @@ total
     opened = [e.payload for e in log.own_events() if e.type.endswith("tool_call.started")]
     assert ["c0", "c1", "c2"] == [payload["position"] for payload in opened]
     assert [{"n": 1, "scale": 10}, "code"] == [opened[0]["args"], opened[0]["caller"]]
+
+
+def test_input_of_a_called_step_is_recorded_beside_its_arguments(tmp_path: Path) -> None:
+    step = call_step("same", {"value": "{{ input }}"}, input={"why": "{{ input }}"})
+    number = ValueType(int)
+    tool = MemoryTool("same", lambda value: value, returns=number, arguments={"value": number})
+    log = carry(step, make_definition(tool), tmp_path, input=3)
+
+    started = log.own_events()[0].payload
+    assert ({"value": 3}, {"why": 3}) == (started["args"], started["input"])
