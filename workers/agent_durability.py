@@ -66,8 +66,7 @@ class Journal(Protocol):
         tool_name: str,
         args: Json,
         effect: str,
-        turn: int | None,
-        call_index: int | None,
+        details: Mapping[str, Json],
         body: Body,
     ) -> Json: ...
 
@@ -172,8 +171,7 @@ class _Backend(JournalCallableOperationBackend[str]):
             tool_name=tool_name,
             args=encode_args(args),
             effect=self._run.effects.of(operation_id.toolset_kind, names, definition),
-            turn=ctx.run_step,
-            call_index=index,
+            details={"turn": ctx.run_step} | ({} if index is None else {"callIndex": index}),
             body=_in_unit(body, encode_outcome),
         )
         payload, used = decode_outcome(recorded)

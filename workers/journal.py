@@ -82,15 +82,13 @@ class Journal:
         tool_name: str,
         args: Json,
         effect: str,
-        turn: int | None = None,
-        call_index: int | None = None,
         body: Body,
         ending: Ending | None = None,
-        shown: Mapping[str, Json] | None = None,
+        details: Mapping[str, Json] | None = None,
     ) -> Json:
         """Returns the outcome of a tool call, recorded or performed now.
 
-        `shown` are fields that its intent carries for people; nothing is compared with them.
+        `details` are further fields of its intent, for people; nothing is compared with them.
 
         Raises:
             RecordedError: the tool raised, now or in an earlier process.
@@ -110,9 +108,8 @@ class Journal:
         else:
             args = sort_keys(args)
             key = self._make_key(tool_name, args)
-            started = make_tool_intent(
-                call, position, caller, tool_name, args, effect, key, turn, call_index
-            ) | dict(shown or {})
+            started = make_tool_intent(call, position, caller, tool_name, args, effect, key)
+            started.update(details or {})
             await self._wait_open()
             inherited = None if effect == "read" else self._session.inherited.get(key)
             if inherited is not None:

@@ -50,11 +50,9 @@ def make_tool_intent(
     args: Json,
     effect: str,
     key: str,
-    turn: int | None,
-    call_index: int | None,
 ) -> dict[str, Any]:
     """Returns the payload of the event that opens a tool call."""
-    payload: dict[str, Any] = {
+    return {
         "callId": call,
         "position": position,
         "caller": caller,
@@ -63,11 +61,6 @@ def make_tool_intent(
         "effect": effect,
         "idempotencyKey": key,
     }
-    if turn is not None:
-        payload["turn"] = turn
-    if call_index is not None:
-        payload["callIndex"] = call_index
-    return payload
 
 
 def describe_call(session: Session, call: str, key: str, scratch: str) -> CallContext:

@@ -64,7 +64,7 @@ class StepRunner:
         session, journal = attempt.session, attempt.journal
         asked = session.step["with"]
         args = sort_keys(attempt.values.evaluate(asked.get("args", {})))
-        shown = {"input": attempt.values.input()} if "input" in session.step else None
+        details = {"input": attempt.values.input()} if "input" in session.step else None
         effect = "read"
         body: Callable[[], Awaitable[Json]] = _perform_nothing
         if not journal.has_outcome("s0"):
@@ -82,7 +82,7 @@ class StepRunner:
             effect=effect,
             body=body,
             ending=functools.partial(_make_ending, session),
-            shown=shown,
+            details=details,
         )
 
     async def _run_code(self, attempt: Attempt) -> Json:
@@ -107,7 +107,7 @@ class StepRunner:
                 tool_name=name,
                 args=named,
                 effect=tool.effect,
-                call_index=n,
+                details={"callIndex": n},
                 body=functools.partial(self._tools.run, tool, arguments, quiet=session.sensitive),
             )
 

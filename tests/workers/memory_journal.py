@@ -63,19 +63,11 @@ class MemoryJournal:
         tool_name: str,
         args: Any,
         effect: str,
-        turn: int | None,
-        call_index: int | None,
+        details: Any,
         body: Body,
     ) -> Any:
-        details = {
-            "caller": caller,
-            "tool": tool_name,
-            "args": args,
-            "effect": effect,
-            "turn": turn,
-            "index": call_index,
-        }
-        return await self._perform("tool", position, [tool_name, args], details, body)
+        known = {"caller": caller, "tool": tool_name, "args": args, "effect": effect, **details}
+        return await self._perform("tool", position, [tool_name, args], known, body)
 
     async def request_model(
         self, *, position: str, turn: int, request: Any, settings: Any, body: Body
