@@ -19,6 +19,7 @@ from .illegal import refuse_unless
 from .run_state import (
     BACKOFF,
     COMPLETED,
+    DECIDED,
     FAILED,
     READY,
     RUNNING,
@@ -37,6 +38,7 @@ from .scope_flow import (
     halt,
     halt_group,
     open_scope,
+    rank_failure,
     rerun,
     sessions_below,
     settle,
@@ -173,7 +175,7 @@ def _fail_step(run: RunState, event: Event, library: Library) -> None:
     run.steps.pop(path)
     run.groups.pop(path, None)
     step.group = None  # or the halt below would owe the end of a group that has ended
-    fail_scope(run, step.scope, error, path)
+    fail_scope(run, step, error, path)
 
 
 def _close_attempt(run: RunState, event: Event, *, keep_running: bool = False) -> StepState:
@@ -282,14 +284,18 @@ def _end_branch(run: RunState, event: Event, library: Library) -> None:
     else:
         error = event.payload["error"]
         group.results[branch.branch_index] = ("failed", error)
-        _note_branch_failure(run, group, error)
+        _note_branch_failure(run, group, error, branch.branch_index)
     _move_group(run, group)
 
 
-def _note_branch_failure(run: RunState, group: GroupState, error: dict[str, Any]) -> None:
+def _note_branch_failure(
+    run: RunState, group: GroupState, error: dict[str, Any], branch_index: int
+) -> None:
     is_fatal = error["causeCode"] in ALWAYS_FAIL_RUN
-    if is_fatal or group.step.plan.fail_fast:
-        group.failure = group.failure or error
+    rank = rank_failure(error, branch_index)
+    is_first = group.failure is None or rank < group.failure_rank
+    if is_first and (is_fatal or group.step.plan.fail_fast):
+        group.failure, group.failure_rank = error, rank
     if is_fatal:
         halt_group(run, group)
 
@@ -309,7 +315,7 @@ def _time_out_group(run: RunState, event: Event, library: Library) -> None:
     run.timed.pop(path, None)
     text = f"parallel {group.step.plan.id!r} ran longer than {group.step.plan.timeout_ms} ms"
     error = {"name": "StepTimeout", "message": text, "causeCode": "step_timeout"}
-    group.failure = {**error, "retriable": True}
+    group.failure, group.failure_rank = {**error, "retriable": True}, DECIDED
     for session in sessions_below(group):
         run.waiting.pop(session.id, None)
         run.owe("close_session", session.id, detail={**group.failure, "retriable": False})
@@ -330,7 +336,7 @@ def _request_cancellation(run: RunState, event: Event, library: Library) -> None
         run.owed.pop(("start_run",), None)
         run.owe("end_scope", "")
         return
-    run.root.failure = (error, "")
+    run.root.failure, run.root.failure_rank = (error, ""), DECIDED
     halt(run, run.root)
     for session in run.sessions.values():
         if not session.is_live:

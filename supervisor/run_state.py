@@ -31,6 +31,8 @@ FAIL_CLOSED = frozenset({"once", "managed"})  # effects whose lost outcome nobod
 Value = Json | Ref
 Error = dict[str, Any]  # {name, message, causeCode, retriable}
 Owed = tuple[Any, ...]
+FailureRank = tuple[bool, int]  # the lowest counts, see scope_flow.rank_failure
+DECIDED: FailureRank = (False, -1)  # of a failure that no other one takes the place of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class GroupState:
     results: dict[int, tuple[str, Value]] = field(default_factory=dict)  # completed|failed
     live: dict[int, "ScopeState"] = field(default_factory=dict)
     failure: Error | None = None
+    failure_rank: FailureRank = DECIDED
     is_halted: bool = False
 
     def branch_path(self, index: int) -> str:
@@ -153,7 +156,8 @@ class ScopeState:
     steps: list[StepState] = field(default_factory=list)
     unsettled: int = 0
     running: int = 0  # steps that are running or in back-off
-    failure: tuple[Error, str] | None = None  # the first failure, and its step path
+    failure: tuple[Error, str] | None = None  # and its step path
+    failure_rank: FailureRank = DECIDED
     is_halted: bool = False  # no step of it starts any more
     loop_visits: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
 

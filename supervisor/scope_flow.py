@@ -5,6 +5,7 @@ The rules stand in `planaria.protocol.graph`. All of this is called by the fold 
 
 from typing import Any
 
+from planaria.protocol.errors import ALWAYS_FAIL_RUN
 from planaria.protocol.graph import Loop
 
 from .plan import ScopePlan
@@ -15,6 +16,7 @@ from .run_state import (
     PENDING,
     READY,
     SETTLED,
+    FailureRank,
     GroupState,
     RunState,
     ScopeState,
@@ -84,7 +86,7 @@ def _examine(run: RunState, scope: ScopeState, index: int) -> None:
         run.steps[path] = step
         run.owe("skip", path, detail="needs_skipped")
     elif step.visit_index >= step.plan.visits_max:
-        fail_scope(run, scope, _too_many_visits(step), path)
+        fail_scope(run, step, _too_many_visits(step), path)
     else:
         step.status = READY
         step.attempt = 0
@@ -106,12 +108,23 @@ def _too_many_visits(step: StepState) -> dict[str, Any]:
     }
 
 
-def fail_scope(run: RunState, scope: ScopeState, error: dict[str, Any], path: str) -> None:
-    """Lets a scope fail: what runs in it finishes, nothing of it starts any more."""
-    if scope.failure is None:
-        scope.failure = (error, path)
+def fail_scope(run: RunState, step: StepState, error: dict[str, Any], path: str) -> None:
+    """Lets a step's scope fail: what runs in it finishes, nothing of it starts any more."""
+    scope = step.scope
+    rank = rank_failure(error, step.plan.index)
+    if scope.failure is None or rank < scope.failure_rank:
+        scope.failure, scope.failure_rank = (error, path), rank
     halt(run, scope)
     check_end(run, scope)
+
+
+def rank_failure(error: dict[str, Any], place: int) -> FailureRank:
+    """Returns what says which of several failures beside each other counts: the lowest.
+
+    Not the first one, or a result would hang on timing: one that fails the run whatever is around
+    it, else the one with the first place in the document or among the branches.
+    """
+    return error["causeCode"] not in ALWAYS_FAIL_RUN, place
 
 
 def halt(run: RunState, scope: ScopeState) -> None:

@@ -60,6 +60,34 @@ def test_fail_fast_group_starts_no_branch_after_a_failure_and_lets_others_finish
     assert world.state().failed_step_path == "each[1].work"
 
 
+def failing(*texts: str, seed: int, **more: Any) -> RunState:
+    """Returns the state of a run whose branch has a step for each text, all of which fail."""
+    inner = [call(f"s{n}", "fail", {"text": text}) for n, text in enumerate(texts)]
+    steps = document(fan_out(*inner, **more))
+    steps["permissions"]["tools"].append("fail")
+
+    def fail(args: Any) -> Any:
+        raise RuntimeError(args["text"])
+
+    return run(steps, {"items": ["x", "y"]}, {**make_tools(), "fail": fail}, seed=seed).state()
+
+
+@pytest.mark.parametrize("mode", ["all_settled", "fail_fast"])
+def test_which_of_several_failures_is_told_does_not_depend_on_their_order(mode: str) -> None:
+    for seed in range(12):
+        state = failing("one", "two", "three", seed=seed, failureMode=mode)
+        errors = [e["error"] for e in state.output] if mode == "all_settled" else [state.error]
+        assert {error["failedStepPath"] for error in errors} <= {"each[x].s0", "each[y].s0"}, seed
+        assert all(error and error["message"].endswith("one") for error in errors), seed
+
+
+def test_failure_that_fails_the_run_counts_before_one_that_came_first() -> None:
+    for seed in range(12):
+        text = "runtime_config_error: no key"
+        state = failing("one", text, seed=seed, failureMode="all_settled")
+        assert (state.status, state.error["causeCode"]) == ("failed", "runtime_config_error"), seed
+
+
 def test_fail_fast_holds_also_for_branches_that_need_no_process() -> None:
     """All in one turn of the kernel: one branch ends, and owes the next, just before another."""
     inner = [

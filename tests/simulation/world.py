@@ -14,6 +14,7 @@ from typing import Any
 from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import canonical_bytes, hash_bytes, hash_jcs, hash_value, unpack
 from planaria.protocol.effects import make_idempotency_key
+from planaria.protocol.errors import ALWAYS_FAIL_RUN
 from planaria.protocol.events import Event, decode_event, encode_event
 from planaria.protocol.ids import call_id
 from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Stop
@@ -594,7 +595,11 @@ def generate(
 
 
 def step_error(message: str) -> dict[str, Any]:
-    return {"name": "ToolError", "message": message, "causeCode": "step_failed", "retriable": True}
+    """Returns a step's error; a cause that fails a run is named before a colon."""
+    cause = message.partition(":")[0]
+    is_fatal = cause in ALWAYS_FAIL_RUN
+    cause = cause if is_fatal else "step_failed"
+    return {"name": "ToolError", "message": message, "causeCode": cause, "retriable": not is_fatal}
 
 
 def read_wrapped(world: World, wrapped: dict[str, Any]) -> Any:
