@@ -14,6 +14,7 @@ from planaria.protocol.errors import DataDirectoryError, IntegrityError
 
 from .log_file import sync_directory
 
+PROBE_BYTES = 1 << 20  # what must fit for a supervisor to go on: some values, and the log
 _UNFINISHED = "unfinished"
 
 
@@ -85,6 +86,22 @@ class BlobStore:
         for name in names:
             (self.directory / _UNFINISHED / name).unlink()
         return len(names)
+
+    def check_writable(self) -> None:
+        """Writes a file of `PROBE_BYTES` and removes it.
+
+        Raises:
+            DataDirectoryError: the disk refuses it.
+        """
+        probe = self.directory / _UNFINISHED / f"{os.getpid()}-probe"
+        try:
+            make_directories(self.directory, probe.parent)
+            write_new_file(probe, bytes(PROBE_BYTES))
+            probe.unlink()
+        except OSError as error:
+            raise DataDirectoryError(
+                message=f"{str(self.directory)!r} takes no {PROBE_BYTES} bytes: {error.strerror}"
+            ) from error
 
     def _holds(self, path: Path, data: bytes) -> bool:
         try:

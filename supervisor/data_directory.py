@@ -138,7 +138,8 @@ def prepare_data_directory(root: Path, *, mounts: str | None = None) -> DataDire
     except OSError as error:
         raise DataDirectoryError(
             message=f"data directory {str(root)!r} can't be used: {error.strerror} "
-            f"({error.filename!r}). Choose another one or change its permissions"
+            f"({error.filename or 'while it was tried'}). Make room, change its permissions, or "
+            "choose another one"
         ) from error
     return directory
 

@@ -9,15 +9,18 @@ what is on the disk: the process says so and ends with code 74, without any answ
 
 import contextlib
 import logging
-import os
 import select
 import signal
 import socket
-import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from planaria.protocol.blobs import check_blob_ref
-from planaria.protocol.errors import EXIT_COMMIT_IO, CommitUnknownError, ProtocolError
+from planaria.protocol.errors import (
+    EXIT_COMMIT_IO,
+    CommitUnknownError,
+    DataDirectoryError,
+    ProtocolError,
+)
 from planaria.protocol.events import RUN_TERMINAL, Event
 from planaria.protocol.ids import SYSTEM_RUN_ID
 from planaria.protocol.limits import GRACE_MS
@@ -58,7 +61,7 @@ from .links import Links
 from .outfit import Outfit
 from .run_state import Now
 from .sockets import POLLIN, Poller, Received, Sockets
-from .storage import Storage
+from .storage import Storage, stop_the_world
 from .system_state import BOUND
 from .timers import next_due
 
@@ -212,6 +215,8 @@ class Loop:
                 case Launched():
                     messages.extend(self._links.take_launched(report))
                 case Exited():
+                    if report.exit_code == EXIT_COMMIT_IO:  # it couldn't store a value
+                        self._check_disk()
                     self._links.take_exited(report, mono)
                     self._faults.hit("S14")
                 case NoProcess():
@@ -304,7 +309,7 @@ class Loop:
         except CommitUnknownError as error:
             if "go_on_after_failed_commit" in self._faults.bugs:
                 return
-            _stop_the_world(error)
+            stop_the_world(error)
         with contextlib.suppress(OSError):  # the notes are for people; nothing is decided by them
             for event in events:
                 if event.type == "RunStarted":
@@ -316,8 +321,14 @@ class Loop:
         for blob in turn.blobs:
             try:
                 self._storage.blobs.write(blob)
-            except OSError as error:
-                _stop_the_world(error)
+            except DataDirectoryError as error:
+                stop_the_world(error)
+
+    def _check_disk(self) -> None:
+        try:
+            self._storage.blobs.check_writable()
+        except DataDirectoryError as error:
+            stop_the_world(error)
 
     def _make_system_event(self, event_type: str, payload: dict[str, Any]) -> Event:
         self._system_sequence += 1
@@ -381,12 +392,3 @@ class Loop:
 def _is_dead(pidfd: int) -> bool:
     ready, _, _ = select.select([pidfd], [], [], 0)
     return bool(ready)
-
-
-def _stop_the_world(error: Exception) -> NoReturn:
-    sys.stderr.write(
-        f"planaria: a commit failed: {error}. Nobody can say now what is on the disk, so nothing "
-        "is acknowledged; start the supervisor again to read what is there\n"
-    )
-    sys.stderr.flush()
-    os._exit(EXIT_COMMIT_IO)

@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from planaria.blobstore import BlobStore
-from planaria.protocol.errors import ProtocolError
+from planaria.protocol.errors import EXIT_COMMIT_IO, ProtocolError
 from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import Refused
 
@@ -22,6 +23,22 @@ EXIT_STOPPED = 0
 EXIT_REFUSED = 3
 # Less than the grace, after which the supervisor kills: the last events have to get there.
 EFFECTS_WAIT_SECONDS = (GRACE_MS - 2_000) / 1_000
+
+
+class WorkerBlobs(BlobStore):
+    """A blob store whose process ends when the disk refuses a value.
+
+    Whether the call that made it is done again is for its effect class to say, as after any other
+    death; a failure would be a wrong fact. By its exit code the supervisor looks after the disk.
+    """
+
+    def write(self, data: bytes) -> dict[str, Any]:
+        """Stores the bytes and returns their reference, or doesn't return."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            print(f"planaria: a value can't be stored: {error}", file=sys.stderr, flush=True)
+            os._exit(EXIT_COMMIT_IO)
 
 
 class Worker:
@@ -50,7 +67,7 @@ class Worker:
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.steps = StepRunner(definitions or Definitions(directory / "artifacts" / "modules"))
         self._directory = directory
-        self._blobs = BlobStore(directory / "artifacts" / "blobs")
+        self._blobs = WorkerBlobs(directory / "artifacts" / "blobs")
         self._effects_wait_seconds = effects_wait_seconds
         self._output = output or CapturedOutput(directory, "", None)
         self._session: asyncio.Task[None] | None = None

@@ -1,6 +1,7 @@
 """Ends and starts of the supervisor: signals, locks, take-over; runs go on with what is pinned."""
 
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,6 +241,60 @@ def test_failed_commit_ends_the_supervisor_without_an_answer(world: World, nth: 
     again = world.client(start_if_missing=False)
     again.start(workflow, run_id="r")  # joins it, whether it was recorded or not
     judge(world, finish(again))
+
+
+LARGE = (
+    PREAMBLE
+    + """
+@tool(effect="idempotent")
+def make() -> str:
+    note("make")
+    return "x" * 700_000
+
+flow = Workflow("large", tools=[make], env=[LEDGER], steps=[call("a", make)])
+"""
+)
+FILE_BYTES_MAX = 600_000  # a log fits, but no value of the tool above and no probe
+
+
+def test_value_that_the_disk_refuses_ends_the_supervisor_and_not_the_run(world: World) -> None:
+    world.start()
+    client = world.client(start_if_missing=False)
+    workflow = world.load(LARGE)
+    for pid, _ in world.find_processes():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, resource.RLIM_INFINITY))
+    with pytest.raises(SupervisorUnavailableError):
+        client.start(workflow, run_id="r")
+        client.wait("r", timeout=25)
+    assert EXIT_COMMIT_IO == world.wait_exit()
+
+    world.start()
+    result = world.client(start_if_missing=False).wait("r", timeout=25)
+
+    assert 700_000 == len(result.output)
+    assert 1 == len({one["key"] for one in world.executions()})
+    assert 2 == count(world, "make")
+
+
+GROUP = GATED.replace('return "old"', 'return "x" * 100_000').replace(
+    'call("b", say, args={"word": "{{ steps.a.output }}"}, needs=["a"])])',
+    'parallel("g", items=[1, 2, 3, 4], steps=[call("c", wait_open)])])',
+)
+
+
+def test_value_of_the_supervisor_that_the_disk_refuses_ends_it_the_same_way(world: World) -> None:
+    world.start()
+    client = world.client(start_if_missing=False)
+    client.start(world.load(GROUP), run_id="r")
+    wait_until(lambda: count(world, "wait_open") == 5, "five tools wait")
+    resource.prlimit(world.supervisors[-1].pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    open_gate(world)
+    with pytest.raises(SupervisorUnavailableError):
+        client.wait("r", timeout=25)
+    assert EXIT_COMMIT_IO == world.wait_exit()
+
+    world.start()
+    assert world.client(start_if_missing=False).wait("r", timeout=25).output
 
 
 def test_supervisor_that_a_tool_kills_is_replaced_by_the_client(world: World) -> None:

@@ -58,6 +58,7 @@ def start_and_die():
 HAZARDS = {
     "exit_0": lambda: os._exit(0),
     "exit_3": lambda: os._exit(3),
+    "exit_74": lambda: os._exit(74),  # says that the disk is full; it isn't
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "sigterm": lambda: die(signal.SIGTERM),
@@ -103,6 +104,7 @@ flow = Workflow("hazards", tools=[act, block_loop], env=[LEDGER], steps=[
 DIES = {
     "exit_0": {"exitCode": 0},
     "exit_3": {"exitCode": 3},
+    "exit_74": {"exitCode": 74},
     "segfault": {"signal": signal.SIGSEGV},
     "abort": {"signal": signal.SIGABRT},
     "sigterm": {"signal": signal.SIGTERM},

@@ -197,3 +197,19 @@ def test_killed_writer_leaves_a_whole_blob_or_none(
     assert unfinished == store.remove_unfinished()
     assert b"hello" == store.read(store.write(b"hello"))
     assert REF["ref"] == blob_path(REF["sha256"])
+
+
+def test_disk_that_refuses_a_probe_is_told_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = BlobStore(tmp_path)
+    store.check_writable()
+    monkeypatch.setattr(os, "write", refuse_space)
+
+    with pytest.raises(DataDirectoryError, match=os.strerror(errno.ENOSPC)):
+        store.check_writable()
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def refuse_space(*arguments: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

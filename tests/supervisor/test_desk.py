@@ -1,5 +1,7 @@
-"""The desk's memory: what it has checked, stored or answered just before isn't done again."""
+"""The desk: nothing is checked, stored or read twice; a disk that refuses stops it not."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ def make_desk(directory: Path) -> tuple[Desk, Kernel, _EmptyLog]:
     return Desk(kernel, log, library, blobs, {}), kernel, log
 
 
-def start(desk: Desk, run_id: str) -> AdmitRun:
+def ask(run_id: str) -> Request:
     arguments = {
         "runId": run_id,
         "workflowId": "bench",
@@ -58,7 +60,11 @@ def start(desk: Desk, run_id: str) -> AdmitRun:
         "input": None,
         "source": {},
     }
-    message = desk.take(b"client", Request(1, "start_run", arguments))
+    return Request(1, "start_run", arguments)
+
+
+def start(desk: Desk, run_id: str) -> AdmitRun:
+    message = desk.take(b"client", ask(run_id))
     assert isinstance(message, AdmitRun)
     return message
 
@@ -107,3 +113,21 @@ def test_outcomes_in_memory_are_limited(tmp_path: Path) -> None:
         versions.keep(kept, str(number), number, 3)
 
     assert ["2", "3", "4"] == list(kept)
+
+
+def test_start_that_the_disk_refuses_is_refused_and_the_desk_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, _, _ = make_desk(tmp_path)
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    replies: list[Reply] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", refuse)
+        assert desk.take(b"client", ask("run_1")) is None
+        desk.flush(lambda identity, reply: replies.append(reply))
+
+    assert "No space left" in str(replies[0].error)
+    assert start(desk, "run_1")
