@@ -54,6 +54,10 @@ NEVER_RETRIED = frozenset(
     "cancelled timeout capability_drift runtime_config_error step_schema_error "
     "max_visits_exceeded interrupted budget_exceeded".split()
 )
+# Causes that no other source would mend.
+NEVER_FIXED = frozenset(
+    "cancelled timeout capability_drift runtime_config_error interrupted budget_exceeded".split()
+)
 # Causes that fail the run also inside a group with failureMode all_settled.
 ALWAYS_FAIL_RUN = frozenset(
     "cancelled timeout capability_drift runtime_config_error budget_exceeded interrupted".split()

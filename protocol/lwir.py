@@ -21,7 +21,7 @@ CODES = frozenset(
     "lwir.invalid_code_run_source lwir.unknown_need lwir.duplicate_step_id lwir.reserved_id "
     "lwir.not_built_yet expression.invalid schema.unsupported_keyword".split()
 )
-NOT_BUILT_KINDS = frozenset({"workflow.call", "approval", "wait"})
+NOT_BUILT_KINDS = frozenset({"approval", "wait"})
 IDS_SHOWN_MAX = 10
 
 
@@ -64,9 +64,6 @@ def find_not_built(document: object) -> list[Finding]:
             here = f"{path}[{index}]"
             if isinstance(step.get("uses"), str) and step["uses"] in NOT_BUILT_KINDS:
                 refuse(f"{here}.uses", f"steps of kind {step['uses']}")
-            on_failure = step.get("onFailure")
-            if isinstance(on_failure, dict) and "fixer" in on_failure:
-                refuse(f"{here}.onFailure.fixer", "fixers")
             visit(step.get("steps"), f"{here}.steps")
 
     def refuse(path: str, what: str) -> None:

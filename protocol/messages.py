@@ -1,7 +1,8 @@
 """Messages between the supervisor and its peers: what a frame holds, checked field by field.
 
 A frame is one msgpack part, a list of messages; each message is `[kind, body]`. Children send
-Hello, Append, ReadHistory and Heartbeat, and get Deliver, Committed, Refused, HistoryPage and Stop.
+Hello, Append, ReadHistory and Heartbeat, and get Deliver, Committed, Refused, HistoryPage, Settled
+and Stop.
 Clients send Request and get Reply. Ids in a body are compared with what the link was bound to at
 Hello; they decide nothing by themselves.
 """
@@ -92,6 +93,16 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """A call that the supervisor carries out (a sub-run) has ended: its event, as recorded."""
+
+    sessionId: str
+    incarnation: int
+    kind: str
+    payload: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Asks the process to end: `cancel` and `timeout` end its session, the others put it away."""
 
@@ -118,7 +129,7 @@ class Reply:
 
 
 FromChild = Hello | Append | ReadHistory | Heartbeat
-ToChild = Deliver | Committed | Refused | HistoryPage | Stop
+ToChild = Deliver | Committed | Refused | HistoryPage | Settled | Stop
 Message = FromChild | ToChild | Request | Reply
 
 _KINDS: dict[str, type[Any]] = {
@@ -130,6 +141,7 @@ _KINDS: dict[str, type[Any]] = {
     "committed": Committed,
     "refused": Refused,
     "history_page": HistoryPage,
+    "settled": Settled,
     "stop": Stop,
     "request": Request,
     "reply": Reply,

@@ -7,7 +7,7 @@ that nobody handles.
 from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.protocol.effects import EFFECTS
+from planaria.protocol.effects import EFFECTS, SUB_RUN_TOOLS
 from planaria.protocol.errors import (
     CapabilityDriftError,
     InputSchemaError,
@@ -15,11 +15,12 @@ from planaria.protocol.errors import (
     RunInputMismatchError,
     RunNotFoundError,
 )
-from planaria.protocol.events import WORKER_EVENTS, Draft, check_payload
+from planaria.protocol.events import ROLE_EVENTS, TASKS, Draft, check_payload
 from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX, SESSION_EVENTS_MAX
 from planaria.protocol.messages import Committed, Refused, Stop
 from planaria.protocol.schemas import validate_value
 
+from .drafts import admit_run
 from .kernel_messages import (
     Action,
     AdmitRun,
@@ -45,10 +46,13 @@ from .timers import decide_due
 _OPENING = frozenset(
     {"harness.model.called", "harness.tool_call.started", "harness.operation.started"}
 )
+_SUB_RUN = "sub_run"  # the outcome of such a call is the supervisor's to say
 _ERROR_FIELDS = frozenset({"name", "message", "causeCode", "retriable"})
 USAGE_NAMES_MAX = 100  # counts of one model response; providers report a dozen
 COUNT_MAX = 1 << 53  # what a JSON number holds exactly
-_ENDING = frozenset({"harness.execute_step.succeeded", "harness.execute_step.failed"})
+_SUCCEEDING = frozenset(f"harness.{task}.succeeded" for task in TASKS.values())
+_FAILING = frozenset(f"harness.{task}.failed" for task in TASKS.values())
+_ENDING = _SUCCEEDING | _FAILING
 _CLOSING = frozenset(
     f"harness.{kind}"
     for kind in "model.responded model.failed tool_call.succeeded tool_call.failed "
@@ -126,14 +130,17 @@ def _decide_report(system: SystemState, message: SessionReported) -> Decision:
 
 def _check_reports(session: SessionState, events: list[Any]) -> None:
     """Refuses reports that the fold would refuse, before the first of them is folded."""
-    open_calls = {call.call_id: call.kind for call in session.open_calls.values()}
+    open_calls = {
+        call.call_id: call.kind if call.sub_run_id is None else _SUB_RUN
+        for call in session.open_calls.values()
+    }
     is_ended = session.finish is not None
     for item in events:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
             raise ProtocolError(message="an event of an append is a list of its type and payload")
         kind, payload = item
-        if kind not in WORKER_EVENTS:
-            raise ProtocolError(message=f"a worker may not report {kind[:60]!r}")
+        if kind not in ROLE_EVENTS[session.role]:
+            raise ProtocolError(message=f"a {session.role} may not report {kind[:60]!r}")
         check_payload(kind, payload)
         _check_fields(kind, payload)
         if is_ended:
@@ -146,7 +153,10 @@ def _check_reports(session: SessionState, events: list[Any]) -> None:
             if not is_legal:
                 raise ProtocolError(message=f"{kind} for call {str(call_id)[:60]!r} can't come now")
             if kind in _OPENING:
-                open_calls[call_id] = opened
+                starts_run = session.role == "orchestrator" and payload.get("toolName") in (
+                    SUB_RUN_TOOLS
+                )
+                open_calls[call_id] = _SUB_RUN if starts_run else opened
             else:
                 del open_calls[call_id]
         is_ended = kind in _ENDING
@@ -167,12 +177,13 @@ def _check_fields(kind: str, payload: dict[str, Any]) -> None:
             is_sound = is_sound and all(
                 type(count) is int and 0 <= count <= COUNT_MAX for count in usage.values()
             )
-        case "harness.execute_step.succeeded":
-            is_sound = isinstance(payload.get("metadata", {}), dict | None)
-        case "harness.execute_step.failed":
+        case _ if kind in _SUCCEEDING:
+            is_sound = _is_metadata(payload.get("metadata"))
+        case _ if kind in _FAILING:
             error = payload.get("error")
             is_sound = (
-                isinstance(error, dict)
+                _is_metadata(payload.get("metadata"))
+                and isinstance(error, dict)
                 and error.keys() == _ERROR_FIELDS
                 and all(
                     isinstance(value, bool)
@@ -185,6 +196,12 @@ def _check_fields(kind: str, payload: dict[str, Any]) -> None:
             is_sound = True
     if not is_sound:
         raise ProtocolError(message=f"{kind} has a field of a wrong type or size")
+
+
+def _is_metadata(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, dict) and isinstance(value.get("fixedSource"), str | None)
 
 
 def _acknowledge(message: SessionReported, upto: int) -> Decision:
@@ -212,6 +229,7 @@ def _decide_admission(system: SystemState, message: AdmitRun, library: Library) 
     run = system.runs.get(message.run_id)
     if run is not None:
         return _attach(run, message)
+    is_planned = "planner" in message.lock
     plan = library.plan(message.version_id, message.lock_ref)
     schema = plan.document.get("input", {}).get("schema")
     value = message.input.get("input")
@@ -221,28 +239,24 @@ def _decide_admission(system: SystemState, message: AdmitRun, library: Library) 
             reason = "; ".join(f"{f.path}: {f.message}" for f in findings[:5])
             error = InputSchemaError(name=message.workflow_id, reason=reason)
             return Decision([], [Answer(message.client, error=error)])
-    admitted: dict[str, Any] = {
-        "workflowId": message.workflow_id,
-        "workflowDefinitionHash": message.definition_hash,
-        "trigger": message.trigger,
-        **message.input,
-        "inputHash": message.input_hash,
-        "source": message.source,
-    }
+    details: dict[str, Any] = {}
     if message.deadline_ms is not None:
-        admitted["deadlineMs"] = message.deadline_ms
+        details["deadlineMs"] = message.deadline_ms
     if message.labels:
-        admitted["labels"] = message.labels
-    version = {
-        "workflowVersionId": message.version_id,
-        "lwirHash": plan.lwir_hash,
-        "lockRef": message.lock_ref,
-        "lockHash": message.lock_ref["sha256"],
-    }
-    drafts = [
-        Draft(message.run_id, "RunAdmitted", admitted),
-        Draft(message.run_id, "WorkflowVersionRegistered", version),
-    ]
+        details["labels"] = message.labels
+    drafts = admit_run(
+        message.run_id,
+        workflow_id=message.workflow_id,
+        definition_hash=message.definition_hash,
+        version_id=None if is_planned else message.version_id,
+        lock_ref=message.lock_ref,
+        trigger=message.trigger,
+        input=message.input,
+        input_hash=message.input_hash,
+        source=message.source,
+        library=library,
+        details=details,
+    )
     result = {"runId": message.run_id, "attached": False}
     return Decision(drafts, [Answer(message.client, result=result)])
 
@@ -343,7 +357,7 @@ def _blame_waiting(
 
 def kind_of(session: SessionState) -> str:
     """Returns the kind of process that a session needs: `heavy` has the agent library loaded."""
-    return "heavy" if session.step.plan.kind == "ai.generate" else "light"
+    return "heavy" if session.needs_agent else "light"
 
 
 def _decide_stop(system: SystemState) -> Decision:

@@ -31,7 +31,6 @@ from planaria.protocol.values import check_json
 
 from .blobs import BlobStore
 from .event_log import EventLog
-from .fold import fold
 from .kernel import Kernel
 from .kernel_messages import AdmitRun, Answer, CancelRun, KernelMessage
 from .library import BlobLibrary
@@ -319,7 +318,7 @@ class Desk:
         self._later.append((client, make))
 
     def _find(self, run_id: str) -> RunState:
-        run = self._kernel.system.runs.get(run_id) or self._read(run_id)
+        run = self._kernel.system.runs.get(run_id) or self._library.run(run_id)
         if run is None:
             raise RunNotFoundError(run_id=run_id)
         return run
@@ -327,16 +326,10 @@ class Desk:
     def _load(self, run_id: str) -> None:
         """Brings an ended run back into memory for one decision about it."""
         if run_id not in self._kernel.system.runs:
-            run = self._read(run_id)
+            run = self._library.run(run_id)
             if run is not None:
                 self._kernel.system.runs[run_id] = run
                 self._kernel.system.ended.append(run_id)
-
-    def _read(self, run_id: str) -> RunState | None:
-        run = RunState(run_id)
-        for _, event in self._log.read_run(run_id):
-            fold(run, event, self._library)
-        return run if run.sequence else None
 
 
 def _refuse_malformed(what: str, error: Exception) -> ProtocolError:

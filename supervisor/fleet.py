@@ -18,7 +18,7 @@ from planaria.protocol.messages import Deliver, Stop
 from .context import pack_context, wrap_value
 from .decide import kind_of
 from .kernel_messages import Action, Kill, Launch, Send
-from .run_state import Now, RunState, SessionState
+from .run_state import Now, RunState, SessionState, StepState
 from .system_state import (
     BLANK,
     BOUND,
@@ -148,6 +148,8 @@ def make_delivery(run: RunState, session: SessionState) -> Deliver:
         {
             "sessionId": session.id,
             "incarnation": session.incarnation,
+            "role": session.role,
+            "task": session.task,
             "runId": run.run_id,
             "workflowId": run.admission["workflowId"],
             "versionId": run.plan.version_id,
@@ -166,8 +168,26 @@ def make_delivery(run: RunState, session: SessionState) -> Deliver:
             "hasHistory": session.incarnation > 1,
             "inherited": _pack_performed(run, session),
             "sensitive": step.plan.sensitive,
+            "definition": run.plan.summary,
+            "memory": run.plan.lock.get("memory", []),
+            "skills": run.plan.lock.get("skills", []),
+            "fix": _pack_fix(step),
+            "definitionHash": run.admission["workflowDefinitionHash"],
         }
     )
+
+
+def _pack_fix(step: StepState) -> dict[str, Any] | None:
+    """Returns what a fixer is told: the failure, and the fixes that have failed."""
+    if not step.fix_attempt:
+        return None
+    return {
+        "number": step.fix_attempt,
+        "source": step.plan.document["with"]["source"],
+        "error": step.error,
+        "earlier": step.fixes,
+        "fixer": step.plan.fixer,
+    }
 
 
 def _pack_performed(run: RunState, session: SessionState) -> dict[str, Any]:

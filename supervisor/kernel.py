@@ -11,7 +11,7 @@ from typing import Any
 
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.events import Draft, Event
-from planaria.protocol.messages import Stop
+from planaria.protocol.messages import Settled, Stop
 from planaria.protocol.payloads import Ref, split_payload
 
 from .advance import advance
@@ -31,8 +31,10 @@ from .kernel_messages import (
     StopSystem,
     Tick,
 )
+from .owed_sub_runs import STOPPED, cancel_sub_runs, find_sub_runs, settle_in_parent
 from .run_state import Library, Now, RunState
-from .system_state import BLANK, DYING, LAUNCHING, SystemState
+from .scope_flow import sub_runs_below
+from .system_state import BLANK, BOUND, DYING, LAUNCHING, SystemState
 from .timers import stop_actions
 
 FOLLOW_UPS_MAX = 1_000_000  # a bug that owes for ever ends here
@@ -54,6 +56,7 @@ class Kernel:
     def __init__(self, system: SystemState, library: Library) -> None:
         self.system = system
         self._library = library
+        self._touched: dict[str, None] = {}  # runs with new events that aren't followed up yet
 
     def handle(self, message: KernelMessage, now: Now) -> Turn:
         """Decides, folds and follows up one message."""
@@ -68,13 +71,17 @@ class Kernel:
         turn.actions.extend(decision.actions)
         self._record(decision.drafts, turn, now)
         self._forget_process(message)
-        self._follow_up({draft.run_id: None for draft in decision.drafts}, turn, now)
+        self._follow_up(turn, now)
         return turn
 
-    def recover(self, run: RunState, now: Now) -> Turn:
-        """Takes a run folded from the log: ends what an earlier supervisor left, and goes on."""
-        turn = Turn()
+    def load(self, run: RunState) -> None:
+        """Takes an open run, folded from the log; all are there before the first is recovered."""
         self.system.runs[run.run_id] = run
+
+    def recover(self, run_id: str, now: Now) -> Turn:
+        """Ends what an earlier supervisor left of a run, and lets it go on."""
+        turn = Turn()
+        run = self.system.runs[run_id]
         drafts = [
             Draft(
                 run.run_id,
@@ -90,8 +97,10 @@ class Kernel:
             if session.is_live
         ]
         self._record(drafts, turn, now)
+        self._record(find_sub_runs(self.system, run, self._library), turn, now)
         self._set_timers(run)
-        self._follow_up({run.run_id: None}, turn, now)
+        self._touched[run.run_id] = None
+        self._follow_up(turn, now)
         return turn
 
     def can_read(self, ref: dict[str, Any]) -> bool:
@@ -104,9 +113,11 @@ class Kernel:
 
     def _record(self, drafts: list[Draft], turn: Turn, now: Now) -> None:
         for draft in drafts:
+            self._touched[draft.run_id] = None
             run = self.system.runs.get(draft.run_id)
             if run is None:
                 run = self.system.runs[draft.run_id] = RunState(draft.run_id)
+            turn.blobs.extend(draft.blobs)
             payload, blobs = split_payload(draft.payload)
             for blob in blobs:
                 self._library.keep(blob)  # a follow-up may read it before the shell has stored it
@@ -136,6 +147,10 @@ class Kernel:
                 process = self.system.processes.get(process_id or "")
                 reported = process.reported if process else 0
                 release(self.system, event.session_id, reported, failed, now)
+                left = [s for s in run.sub_runs.values() if s.session_id == event.session_id]
+                self._record(cancel_sub_runs(self.system, left, STOPPED), turn, now)
+            case "harness.tool_call.succeeded" if event.incarnation is None:
+                self._tell_session(event, turn)
             case "StepRetryScheduled":
                 self.system.set_timer(event.payload["dueAt"], run.run_id)
             case "StepAttemptStarted":
@@ -151,6 +166,11 @@ class Kernel:
                     turn.actions.append(action)
                     assert isinstance(action, Send)
                     ask_to_stop(self.system.processes[action.process_id], now)
+                left = list(run.sub_runs.values())
+                self._record(cancel_sub_runs(self.system, left, STOPPED), turn, now)
+            case "ParallelGroupTimedOut":
+                left = sub_runs_below(run, run.groups[event.payload["stepPath"]])
+                self._record(cancel_sub_runs(self.system, left, STOPPED), turn, now)
             case "ProcessExited":
                 self.system.bound.pop(event.session_id or "", None)
                 session = run.waiting.get(event.session_id or "")
@@ -158,13 +178,26 @@ class Kernel:
                     self.system.set_delay(session.not_before[1])
             case "RunCompleted" | "RunFailed" | "RunCancelled":
                 self.system.ended.append(run.run_id)
+                self._record(settle_in_parent(self.system, run), turn, now)
             case _:
                 pass
 
-    def _follow_up(self, touched: dict[str, None], turn: Turn, now: Now) -> None:
-        for run_id in touched:
+    def _tell_session(self, event: Event, turn: Turn) -> None:
+        """Tells a living session the outcome of a call that it waits for."""
+        assert event.session_id is not None
+        process_id = self.system.bound.get(event.session_id)
+        process = self.system.processes.get(process_id or "")
+        if process is not None and process.status == BOUND:
+            told = Settled(event.session_id, process.incarnation, event.type, event.payload)
+            turn.actions.append(Send(process.id, told))
+
+    def _follow_up(self, turn: Turn, now: Now) -> None:
+        while self._touched:
+            run_id = next(iter(self._touched))
+            del self._touched[run_id]
             self._advance(self.system.runs[run_id], turn, now)
         self._run_fleet(turn, now)
+        self._touched.clear()
 
     def _advance(self, run: RunState, turn: Turn, now: Now) -> None:
         for _ in range(FOLLOW_UPS_MAX):
@@ -224,7 +257,9 @@ class Kernel:
                     process.status = BLANK
                     process.pid, process.start_time = message.pid, message.start_time
                 process.seen_at = now.mono
-            case SessionReported() | ProcessSeen():
+            case SessionReported():
+                process.seen_at = process.reported_at = now.mono
+            case ProcessSeen():
                 process.seen_at = now.mono
             case LaunchFailed():
                 pause = LAUNCH_PAUSE_US * 2 ** min(self.system.launch_failures, 6)

@@ -1,4 +1,4 @@
-"""What the kernel looks up by hash, from the blob store: plans and large values."""
+"""What the kernel looks up: plans and large values by hash, runs that have ended by id."""
 
 from collections import OrderedDict
 from typing import Any
@@ -9,8 +9,10 @@ from planaria.protocol.limits import BLOB_BYTES_MAX
 from planaria.protocol.payloads import load_value
 
 from .blobs import BlobStore
+from .event_log import EventLog
+from .fold import fold
 from .plan import Plan, make_plan
-from .run_state import Value
+from .run_state import RunState, Value
 
 PLANS_MAX = 200
 VALUES_BYTES_MAX = 32 << 20  # large values kept in memory, the last used ones
@@ -19,8 +21,9 @@ VALUES_BYTES_MAX = 32 << 20  # large values kept in memory, the last used ones
 class BlobLibrary:
     """A `Library` over the blob store; equal hashes give equal answers, so it may cache."""
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: BlobStore, log: EventLog | None = None) -> None:
         self._blobs = blobs
+        self._log = log
         self._plans: OrderedDict[str, Plan] = OrderedDict()
         self._values: OrderedDict[str, bytes] = OrderedDict()
         self._values_bytes = 0
@@ -30,7 +33,7 @@ class BlobLibrary:
         """Returns the plan of a workflow version whose lock stands in the blob store."""
         plan = self._plans.get(version_id)
         if plan is None:
-            lock = unpack(self._blobs.read(lock_ref), bytes_max=BLOB_BYTES_MAX)
+            lock = unpack(self._read(lock_ref), bytes_max=BLOB_BYTES_MAX)
             plan = self._plans[version_id] = make_plan(version_id, lock)
             if len(self._plans) > PLANS_MAX:
                 self._plans.popitem(last=False)
@@ -47,6 +50,13 @@ class BlobLibrary:
         self._unwritten = {r["sha256"]: (r, d) for r, d in held if not self._blobs.exists(r)}
         ref = blob_ref(data)
         self._unwritten[ref["sha256"]] = (ref, data)
+
+    def run(self, run_id: str) -> RunState | None:
+        """Returns a run as its log has it, or None if there is no such run."""
+        run = RunState(run_id)
+        for _, event in self._log.read_run(run_id) if self._log is not None else ():
+            fold(run, event, self)
+        return run if run.sequence else None
 
     def _read(self, ref: dict[str, Any]) -> bytes:
         digest = ref["sha256"]

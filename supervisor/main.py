@@ -7,7 +7,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,12 @@ from .data_directory import (
 from .desk import Desk
 from .event_log import EventLog
 from .faults import Faults
-from .fold import fold
 from .kernel import Kernel, Turn
 from .library import BlobLibrary
 from .locks import DirectoryLock
 from .loop import Loop
 from .outfit import Outfit
 from .process_tree import boot_id, forbid_tracing
-from .run_state import RunState
 from .sockets import Sockets
 from .storage import Storage
 from .system_state import SystemState
@@ -97,7 +95,7 @@ def _serve(
     on_ready: OnReady | None,
 ) -> int:
     directory, log = storage.directory, storage.log
-    library = BlobLibrary(storage.blobs)
+    library = BlobLibrary(storage.blobs, log)
     cores = len(os.sched_getaffinity(0))
     system = SystemState(
         epoch=log.epoch + 1,
@@ -158,15 +156,23 @@ def _recover(kernel: Kernel, storage: Storage, library: BlobLibrary) -> list[Tur
     for run_id in storage.log.open_runs():
         if run_id == SYSTEM_RUN_ID:
             continue
-        run = RunState(run_id)
-        try:
-            for _, event in storage.log.read_run(run_id):
-                fold(run, event, library)
-            turns.append(kernel.recover(run, read_clock()))
-        except PlanariaError as error:
-            kernel.system.runs.pop(run_id, None)
-            logger.error("run %s can't go on and is left untouched: %s", run_id, error)
+        with _leaving_broken(kernel, run_id):
+            run = library.run(run_id)
+            assert run is not None
+            kernel.load(run)
+    for run_id in list(kernel.system.runs):
+        with _leaving_broken(kernel, run_id):
+            turns.append(kernel.recover(run_id, read_clock()))
     return turns
+
+
+@contextlib.contextmanager
+def _leaving_broken(kernel: Kernel, run_id: str) -> Iterator[None]:
+    try:
+        yield
+    except PlanariaError as error:
+        kernel.system.runs.pop(run_id, None)
+        logger.error("run %s can't go on and is left untouched: %s", run_id, error)
 
 
 def tune_collector() -> None:

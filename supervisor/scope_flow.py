@@ -22,6 +22,7 @@ from .run_state import (
     ScopeState,
     SessionState,
     StepState,
+    SubRunState,
 )
 
 
@@ -140,6 +141,7 @@ def halt(run: RunState, scope: ScopeState) -> None:
         elif step.status == BACKOFF:
             path = step.path
             run.owed.pop(("plan_retry", path), None)
+            run.owed.pop(("fix", path), None)
             run.backoffs.pop(path, None)
             run.steps.pop(path, None)
             step.status = FAILED
@@ -181,3 +183,15 @@ def sessions_below(group: GroupState) -> list[SessionState]:
             if step.group is not None:
                 found.extend(sessions_below(step.group))
     return found
+
+
+def sub_runs_below(run: RunState, group: GroupState) -> list[SubRunState]:
+    """Returns the open sub-runs of everything inside a group's live branches."""
+    return [
+        sub_run
+        for sub_run in run.sub_runs.values()
+        if any(
+            (sub_run.step_path or "").startswith(f"{branch.path}.")
+            for branch in group.live.values()
+        )
+    ]

@@ -34,6 +34,7 @@ class ProcessState:
     reported: int = 0  # of that session, once it has ended
     step_path: str = ""
     seen_at: int = 0  # monotonic µs of its last sign of life
+    reported_at: int = 0  # … of its last report
     kill_at: int | None = None  # monotonic µs
     kill_reason: str = "crashed"
     seen_stop: bool = False  # it was asked to end

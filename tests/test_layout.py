@@ -23,7 +23,8 @@ TEST_FOLDERS = {*MAY_IMPORT, "simulation", "processes"}
 
 KERNEL = set(
     "state run_state system_state plan fold fold_sessions scope_flow advance outputs context "
-    "decide drafts owed_sessions timers fleet kernel kernel_messages restart illegal".split()
+    "decide drafts owed_sessions timers fleet kernel kernel_messages restart illegal "
+    "fold_groups fold_sub_runs owed_sub_runs planning".split()
 )
 # What reads a clock, draws a number, or touches a file, a socket, a process or a thread.
 IMPURE_MODULES = set(

@@ -13,11 +13,11 @@ from typing import Any
 
 from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import canonical_bytes, hash_bytes, hash_jcs, hash_value, unpack
-from planaria.protocol.effects import make_idempotency_key
+from planaria.protocol.effects import SUB_RUN_TOOLS, make_idempotency_key
 from planaria.protocol.errors import ALWAYS_FAIL_RUN
 from planaria.protocol.events import Event, decode_event, encode_event
-from planaria.protocol.ids import call_id
-from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Stop
+from planaria.protocol.ids import call_id, sub_run_id
+from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Settled, Stop
 from planaria.protocol.payloads import Ref, load_value, read_field
 from planaria.protocol.templates import parse_template
 from planaria.supervisor.fold import fold
@@ -57,6 +57,7 @@ class MemoryLibrary:
         self.blobs: dict[str, bytes] = {}
         self._unwritten: dict[str, bytes] = {}  # made in this turn; a crash loses them
         self._plans: dict[str, Plan] = {}
+        self.runs: dict[str, RunState] = {}  # of the log, at the supervisor's start
 
     def write(self, data: bytes) -> dict[str, Any]:
         ref = blob_ref(data)
@@ -76,12 +77,15 @@ class MemoryLibrary:
 
     def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan:
         if version_id not in self._plans:
-            lock = unpack(self.blobs[lock_ref["sha256"]])
+            lock = unpack(self.read(lock_ref))
             self._plans[version_id] = make_plan(version_id, lock)
         return self._plans[version_id]
 
     def value(self, value: Any) -> Any:
         return load_value(value, self.read)
+
+    def run(self, run_id: str) -> RunState | None:
+        return self.runs.get(run_id)
 
 
 @dataclass
@@ -114,6 +118,7 @@ class Child:
     bodies: list[bytes] = field(default_factory=list)
     history_complete: bool = False
     sent: list[Any] = field(default_factory=list)
+    settled: dict[str, Any] = field(default_factory=dict)  # outcomes that the supervisor told
     is_stopping: bool = False
 
 
@@ -151,6 +156,9 @@ class World:
         self.hold: Callable[[str], bool] | None = None
         # (step path, attempt, {"args"|"prompt": …}) -> result, in place of the tools and models.
         self.answer: Callable[[str, int, Any], Any] | None = None
+        # What a planner's, orchestrator's or fixer's model says: (session, turn, results so far)
+        # -> {"calls": [[tool, args], …]} or {"output": …, "metadata"?: …} or {"error": …}.
+        self.model: Callable[[dict[str, Any], int, list[Any]], dict[str, Any]] | None = None
         self.supervisor_crashes = 0
         self._start()
 
@@ -165,9 +173,13 @@ class World:
             epoch=self.epoch, boot_id="boot", children_max=self.children_max, spares=self.spares
         )
         self.kernel = Kernel(system, self.library)
-        for run in self.fold_log().values():
+        folded = self.fold_log()
+        self.library.runs = folded
+        for run in folded.values():
             if not run.is_ended:
-                self._take(self.kernel.recover(run, self.now()))
+                self.kernel.load(run)
+        for run_id in list(self.kernel.system.runs):
+            self._take(self.kernel.recover(run_id, self.now()))
 
     def fold_log(self) -> dict[str, RunState]:
         runs: dict[str, RunState] = {}
@@ -264,6 +276,8 @@ class World:
                     child.bodies = message.bodies
                     child.history = [decode_event(b) for b in message.bodies]
                     child.history_complete = True
+                case Settled():
+                    child.settled[message.payload["callId"]] = message.payload
                 case Stop():
                     if message.reason in ("done", "shutdown"):
                         self.children.pop(child.process_id, None)
@@ -382,6 +396,11 @@ class World:
             "tools": {n: {"effect": self.effects.get(n, "read")} for n in self.tools},
             "models": {},
         }
+        self.admit_lock(lock, value, run_id, **more)
+
+    def admit_lock(
+        self, lock: dict[str, Any], value: Any, run_id: str = "run_1", **more: Any
+    ) -> None:
         ref = self.library.write(canonical_bytes(lock))
         message = AdmitRun(
             client=None,
@@ -464,6 +483,9 @@ def run_session(world: World, child: Child) -> Any:
             started[event.payload["callId"]] = event.payload
         elif event.type == "harness.model.responded":
             outcomes[event.payload["callId"]] = event
+    if spec["role"] != "worker":
+        yield from run_agent(world, child, append, committed, started, outcomes)
+        return
     roots = read_roots(world, spec["context"])
     step = spec["step"]
     if step["uses"] == "ai.generate":
@@ -553,6 +575,95 @@ def run_session(world: World, child: Child) -> Any:
     yield from committed()
 
 
+def run_agent(
+    world: World, child: Child, append: Any, committed: Any, started: Any, outcomes: Any
+) -> Any:
+    """Carries a planner's, orchestrator's or fixer's session: turns of a model and its calls."""
+    spec = child.session
+    task = spec["task"]
+    results: list[Any] = []
+    said: dict[str, Any] = {}
+    for turn in range(100):
+        said = yield from ask_model(world, spec, append, turn, results, started, outcomes)
+        if "calls" not in said:
+            break
+        calls = []
+        for index, (tool, args) in enumerate(said["calls"]):
+            calls.append((call_id(spec["sessionId"], f"t{turn}.{index}"), tool, args))
+            if calls[-1][0] not in started:
+                yield append(["harness.tool_call.started", make_intent(world, spec, *calls[-1])])
+        yield from committed()
+        for call, tool, args in calls:
+            if call in outcomes:
+                payload = outcomes[call].payload
+            elif tool in SUB_RUN_TOOLS:
+                while call not in child.settled and not child.is_stopping:
+                    yield "wait"
+                payload = child.settled.get(call)
+            else:
+                world.ledger.note(tool, call, f"idem_{call}", args)
+                yield None
+                payload = {"callId": call, "result": world.tools[tool](args)}
+                yield append(["harness.tool_call.succeeded", payload])
+                yield from committed()
+            if payload is None:
+                error = step_error("cancelled: the session was stopped")
+                yield append([f"harness.{task}.failed", {"error": error}])
+                yield from committed()
+                return
+            results.append(world.library.value(read_field(payload, "result")))
+    more = {"metadata": said["metadata"]} if "metadata" in said else {}
+    if "error" in said:
+        yield append([f"harness.{task}.failed", {"error": step_error(said["error"]), **more}])
+    else:
+        yield append([f"harness.{task}.succeeded", {"output": said["output"], **more}])
+    yield from committed()
+
+
+def ask_model(
+    world: World,
+    spec: dict[str, Any],
+    append: Any,
+    turn: int,
+    results: list[Any],
+    started: Any,
+    outcomes: Any,
+) -> Any:
+    """Returns what the model of an agent says in a turn, recorded or asked for now."""
+    call = call_id(spec["sessionId"], f"m{turn}")
+    if call in outcomes:
+        return world.library.value(read_field(outcomes[call].payload, "response"))
+    if call not in started:
+        asked = {"requestHash": hash_value(results), "messages": results, "settings": {}}
+        number = {"callId": call, "position": f"m{turn}", "turn": turn}
+        yield append(["harness.model.called", {**number, **asked}])
+    world.ledger.note("model", call, call, results)
+    yield None
+    assert world.model is not None
+    said = world.model(spec, turn, results)
+    usage = {"inputTokens": 3, "outputTokens": 5}
+    done = {"callId": call, "turn": turn, "response": said, "usage": usage, "model": "sim"}
+    yield append(["harness.model.responded", done])
+    return said
+
+
+def make_intent(
+    world: World, spec: dict[str, Any], call: str, tool: str, args: dict[str, Any]
+) -> dict[str, Any]:
+    is_sub_run = tool in SUB_RUN_TOOLS
+    if is_sub_run:
+        args = {**args, "subRunId": sub_run_id(spec["runId"], call)}
+    return {
+        "callId": call,
+        "position": "t",
+        "caller": "model",
+        "toolName": tool,
+        "args": args,
+        "effect": "managed" if is_sub_run else world.effects.get(tool, "read"),
+        "idempotencyKey": f"idem_{call}",
+    }
+
+
 def answer_call(world: World, spec: dict[str, Any], tool: str, args: Any) -> Any:
     if world.answer is not None:
         return world.answer(spec["stepPath"], spec["attempt"], {"args": args})
@@ -621,7 +732,7 @@ def read_roots(world: World, context: dict[str, Any]) -> dict[str, Any]:
         "itemKey": context["itemKey"],
         "steps": steps,
         "workflow": context["workflow"],
-        "cycle": None,
+        "cycle": read(context["cycle"]),
     }
 
 

@@ -74,7 +74,7 @@ def test_lock_that_is_known_is_not_checked_again(
 ) -> None:
     desk, _, _ = make_desk(tmp_path)
     first = start(desk, "run_1")
-    monkeypatch.setattr(versions, "validate_lwir", None)
+    monkeypatch.setattr(versions, "check_lock", None)
 
     second = start(desk, "run_2")
 
