@@ -16,7 +16,7 @@ from planaria.protocol.expressions import ExpressionError
 from planaria.protocol.ids import session_id
 from planaria.protocol.payloads import write_field
 
-from .context import evaluate, make_roots
+from .context import evaluate, make_roots, unwrap_value
 from .drafts import fail_attempt, identify_step, make_error
 from .fold_groups import evaluate_items
 from .outputs import check_output, check_run_output, scope_output, scope_output_path
@@ -71,7 +71,9 @@ def start_attempt(run: RunState, step: StepState, fix_attempt: int = 0) -> list[
     payload = {**identify_step(step), "uses": step.plan.kind, "attempt": attempt}
     if fix_attempt:
         payload["fixAttempt"] = fix_attempt
-    if step.plan.kind not in KERNEL_KINDS:
+    if run.inherited is not None and run.inherited.step(step.path) is not None:
+        payload["isInherited"] = True
+    elif step.plan.kind not in KERNEL_KINDS:
         payload["sessionId"] = session_id(run.run_id, step.path, attempt)
     return [Draft(run.run_id, "StepAttemptStarted", payload)]
 
@@ -83,6 +85,22 @@ def _start_step(run: RunState, owed: Owed, detail: Any, now: Now, library: Libra
 def _start_fix(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     step = run.steps[owed[1]]
     return start_attempt(run, step, step.fix_attempt + 1)
+
+
+def _inherit_step(
+    run: RunState, owed: Owed, detail: Any, now: Now, library: Library
+) -> list[Draft]:
+    """Completes a step of a fork with what the other run has recorded of it."""
+    step = run.steps[owed[1]]
+    found = run.inherited.step(step.path) if run.inherited is not None else None
+    assert found is not None
+    payload = {**identify_step(step), "attempt": step.attempt}
+    if "chosen" in found:
+        payload["chosen"] = found["chosen"]
+    else:
+        payload.update(write_field("output", unwrap_value(found["output"])))
+        payload["metadata"] = {"isInherited": True}
+    return [Draft(run.run_id, "StepCompleted", payload)]
 
 
 def _skip_step(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
@@ -272,6 +290,7 @@ _HANDLERS: dict[str, Handler] = {
     "start_run": _start_run,
     "start": _start_step,
     "fix": _start_fix,
+    "inherit": _inherit_step,
     "skip": _skip_step,
     "open_session": open_session,
     "decide": _decide,

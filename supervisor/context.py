@@ -93,6 +93,11 @@ def _describe_run(run: RunState) -> dict[str, Json]:
     }
 
 
+def unwrap_value(wrapped: dict[str, Any]) -> Value:
+    """Returns what `wrap_value` was given."""
+    return wrapped["v"] if "v" in wrapped else Ref(wrapped["r"])
+
+
 def wrap_value(value: Value) -> dict[str, Any]:
     """Returns a value as {"v": value} or {"r": blob reference}."""
     return {"r": value.fields} if isinstance(value, Ref) else {"v": value}

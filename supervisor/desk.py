@@ -299,8 +299,9 @@ class Desk:
         """Drops ended runs from memory: they stand in the log."""
         system = self._kernel.system
         for run_id in system.ended:
-            run = system.runs.pop(run_id, None)
-            if run is not None:
+            run = system.runs.get(run_id)
+            if run is not None and run.is_ended:  # it may have been opened again
+                del system.runs[run_id]
                 keep(self._outcomes, run_id, describe_outcome(run), OUTCOMES_KEPT_MAX)
         system.ended.clear()
 

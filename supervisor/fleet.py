@@ -172,6 +172,8 @@ def make_delivery(run: RunState, session: SessionState) -> Deliver:
             "memory": run.plan.lock.get("memory", []),
             "skills": run.plan.lock.get("skills", []),
             "fix": _pack_fix(step),
+            "budget": run.budget,
+            "origins": [list(origin) for origin in run.inherited.origins] if run.inherited else [],
             "definitionHash": run.admission["workflowDefinitionHash"],
         }
     )

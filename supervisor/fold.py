@@ -6,11 +6,14 @@ The handlers for runs and steps are here, those for groups, sub-runs and session
 `fold_sub_runs` and `fold_sessions`; `scope_flow` holds how scopes and loops move on.
 """
 
+from planaria.protocol.effects import strip_attempts
 from planaria.protocol.errors import NEVER_FIXED, NEVER_RETRIED, shorten
 from planaria.protocol.events import Event, check_payload
 from planaria.protocol.payloads import read_field
 
+from .context import unwrap_value
 from .fold_groups import GROUP_HANDLERS, completed_branches
+from .fold_openings import OPENING_HANDLERS
 from .fold_sessions import SESSION_HANDLERS, Handler
 from .fold_sub_runs import SUB_RUN_HANDLERS
 from .illegal import refuse_unless
@@ -38,8 +41,11 @@ from .scope_flow import (
     settle,
 )
 
+_AFTER_END = frozenset({"RunReopened", "OuterLoopCycleCompleted"})
 # What the running attempt of a step may owe.
-_ENDS = "finish_step decide open_group end_group finish_group call_workflow finish_call".split()
+_ENDS = (
+    "finish_step decide open_group end_group finish_group call_workflow finish_call inherit".split()
+)
 
 
 def fold(run: RunState, event: Event, library: Library) -> RunState:
@@ -51,7 +57,11 @@ def fold(run: RunState, event: Event, library: Library) -> RunState:
     """
     check_payload(event.type, event.payload)
     refuse_unless(event.sequence == run.sequence + 1, event, f"after sequence {run.sequence}")
-    refuse_unless(not run.is_ended, event, "after the run's end")
+    refuse_unless(
+        run.is_ended == (event.type in _AFTER_END),
+        event,
+        "after the run's end" if run.is_ended else "before the run's end",
+    )
     _HANDLERS[event.type](run, event, library)
     run.sequence = event.sequence
     return run
@@ -63,6 +73,7 @@ def _admit(run: RunState, event: Event, library: Library) -> None:
     run.admission = event.payload
     run.admitted_at = event.at
     run.input = read_field(event.payload, "input")
+    run.budget = event.payload.get("budget")
     if "cycle" in event.payload or "cycleRef" in event.payload:
         run.cycle = read_field(event.payload, "cycle")
     definition = event.payload.get("definitionRef")
@@ -91,6 +102,7 @@ def _start(run: RunState, event: Event, library: Library) -> None:
     assert run.plan is not None
     del run.owed[("start_run",)]
     run.status = "running"
+    run.is_started = True
     run.deadline = event.payload.get("deadline")
     run.root = open_scope(run, "", run.plan.root, None, 0)
 
@@ -129,7 +141,12 @@ def _start_attempt(run: RunState, event: Event, library: Library) -> None:
     )
     if step.plan.timeout_ms is not None:
         run.timed[path] = step
-    if "sessionId" in payload:
+    if run.inherited is not None and not step.kept:
+        kept = run.inherited.branches.get(strip_attempts(path), {})
+        step.kept = {key: ("completed", unwrap_value(value)) for key, value in kept.items()}
+    if payload.get("isInherited"):
+        run.owe("inherit", path)
+    elif "sessionId" in payload:
         run.owe("open_session", path, detail=payload["sessionId"])
     elif step.plan.kind == "parallel":
         run.owe("open_group", path)
@@ -146,7 +163,7 @@ def _complete_step(run: RunState, event: Event, library: Library) -> None:
     run.groups.pop(path, None)
     step.group = None
     step.status = COMPLETED
-    step.attempt = step.fix_attempt = 0
+    step.attempt = step.attempts_before = step.fix_attempt = 0
     step.error = None
     step.kept = {}
     step.fixes = []
@@ -176,12 +193,12 @@ def _fail_step(run: RunState, event: Event, library: Library) -> None:
     else:
         step.error = error
     step.failed_at = event.at
+    run.groups.pop(path, None)
+    if step.group is not None:
+        step.kept = completed_branches(step.group)
+        step.group = None  # or the halt below would owe the end of a group that has ended
     if _may_retry(step, error):
         step.status = BACKOFF
-        if step.group is not None:
-            step.kept = completed_branches(step.group)
-            run.groups.pop(path, None)
-            step.group = None
         run.owe("plan_retry", path)
         return
     if _may_fix(step, error):
@@ -191,8 +208,6 @@ def _fail_step(run: RunState, event: Event, library: Library) -> None:
     step.status = FAILED
     step.scope.running -= 1
     run.steps.pop(path)
-    run.groups.pop(path, None)
-    step.group = None  # or the halt below would owe the end of a group that has ended
     fail_scope(run, step, _final_error(step, error), path)
 
 
@@ -200,7 +215,7 @@ def _may_retry(step: StepState, error: Error) -> bool:
     return (
         error["retriable"]
         and error["causeCode"] not in NEVER_RETRIED
-        and step.attempt < step.plan.retry.attempts_max
+        and step.attempt - step.attempts_before < step.plan.retry.attempts_max
         and not step.fix_attempt
         and not step.scope.is_halted
     )
@@ -321,6 +336,7 @@ _HANDLERS: dict[str, Handler] = {
     "SupervisorStarted": _note,
     "SupervisorStopped": _note,
     "RunRecorded": _note,
+    **OPENING_HANDLERS,
     **GROUP_HANDLERS,
     **SUB_RUN_HANDLERS,
     **SESSION_HANDLERS,

@@ -7,6 +7,7 @@ from planaria.protocol.effects import SUB_RUN_TOOLS, strip_attempts
 from planaria.protocol.events import TASKS, Event
 from planaria.protocol.ids import sub_run_id
 from planaria.protocol.payloads import read_field
+from planaria.protocol.usage import add_counts
 
 from .illegal import refuse_unless
 from .restart import is_over_intensity, restart_not_before
@@ -146,8 +147,7 @@ def _close_call(run: RunState, event: Event, library: Library) -> None:
             run.waiting[session.id] = session
     elif event.type == "harness.model.responded":
         for counted in (session.usage, run.usage):
-            for name, count in event.payload["usage"].items():
-                counted[name] = counted.get(name, 0) + count
+            add_counts(counted, event.payload["model"], event.payload["usage"])
     elif event.type == "harness.tool_call.succeeded" and call.effect != "read":
         path = strip_attempts(session.step.path)
         result = read_field(event.payload, "result")
@@ -162,6 +162,8 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
     _count(session, event)
     del session.open_calls[call.call_id]
     session.unknown_calls.append(call)
+    if call.fails_closed:
+        run.unknown_effects[call.call_id] = call
     if not call.fails_closed or run.cancellation is not None:
         return
     run.waiting.pop(session.id, None)
@@ -175,6 +177,30 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
 def _report(run: RunState, event: Event, library: Library) -> None:
     """An event that changes nothing but the session's count."""
     _count(_session(run, event), event)
+
+
+def _repeat_call(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    call = session.open_calls.get(event.payload["callId"])
+    legal = call is not None and call.kind == "model"
+    refuse_unless(legal, event, f"for call {event.payload['callId']!r}, which isn't open")
+    _count(session, event)
+
+
+def _reserve(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    reserved = (payload[name] for name in ("callId", "calls", "tokens", "costUsd"))
+    run.spent.reserve(*reserved)
+
+
+def _settle_budget(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    run.spent.settle(payload["callId"], payload["tokens"], payload["costUsd"])
+
+
+def _exhaust_budget(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    run.owe("close_session", session.id, detail=event.payload["error"])
 
 
 def _report_end(run: RunState, event: Event, library: Library) -> None:
@@ -213,6 +239,10 @@ SESSION_HANDLERS: dict[str, Handler] = {
     "harness.tool_call.succeeded": _close_call,
     "harness.tool_call.failed": _close_call,
     "harness.tool_call.unknown": _mark_unknown,
+    "harness.model.repeated": _repeat_call,
+    "BudgetReserved": _reserve,
+    "BudgetSettled": _settle_budget,
+    "BudgetExhausted": _exhaust_budget,
     "harness.operation.started": _open_call,
     "harness.operation.succeeded": _close_call,
     "harness.operation.failed": _close_call,

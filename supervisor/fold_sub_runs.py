@@ -2,6 +2,7 @@
 
 from planaria.protocol.events import Event
 from planaria.protocol.payloads import read_field
+from planaria.protocol.usage import add_usage, count_tokens, sum_models
 
 from .fold_sessions import Handler
 from .illegal import refuse_unless
@@ -45,8 +46,11 @@ def _settle(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(sub_run is not None, event, f"for {payload['subRunId']!r}")
     assert sub_run is not None
     del run.sub_runs[sub_run.id]
-    for name, count in payload["usage"].items():
-        run.usage[name] = run.usage.get(name, 0) + count
+    add_usage(run.usage, payload["usage"])
+    if run.budget is not None:
+        used = sum_models(payload["usage"])
+        calls, tokens = used.get("requests", 0), count_tokens(used)
+        run.spent.reserve(sub_run.id, calls, tokens, payload.get("costUsd"))
     if sub_run.is_plan_only and payload["status"] == "completed":
         made = library.value(read_field(payload, "output"))
         assert isinstance(made, dict)

@@ -178,7 +178,7 @@ class Kernel:
                     self.system.set_delay(session.not_before[1])
             case "RunCompleted" | "RunFailed" | "RunCancelled":
                 self.system.ended.append(run.run_id)
-                self._record(settle_in_parent(self.system, run), turn, now)
+                self._record(settle_in_parent(self.system, run, self._library), turn, now)
             case _:
                 pass
 

@@ -24,6 +24,36 @@ class AdmitRun:
     trigger: str = "client"
     deadline_ms: int | None = None
     labels: dict[str, str] | None = None
+    budget: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRun:
+    """A client asks for another attempt of a run that has failed or was cancelled.
+
+    `source` is there if it asks for the code as it is today.
+    """
+
+    client: Any
+    run_id: str
+    by: str
+    reason: str
+    source: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRun:
+    """A client asks for a run that takes over what another has committed; `admission` is its own.
+
+    `inherited_ref` names the blob of what it takes over, see `inheritance`.
+    """
+
+    admission: AdmitRun
+    from_run_id: str
+    at_sequence: int
+    by: str
+    changes: dict[str, Any]
+    inherited_ref: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +134,8 @@ class StopSystem:
 
 KernelMessage = (
     AdmitRun
+    | RetryRun
+    | ForkRun
     | CancelRun
     | ProcessReady
     | SessionReported

@@ -7,11 +7,13 @@ from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import Json, unpack
 from planaria.protocol.limits import BLOB_BYTES_MAX
 from planaria.protocol.payloads import load_value
+from planaria.protocol.usage import Usage
 
 from .blobs import BlobStore
 from .event_log import EventLog
 from .fold import fold
 from .plan import Plan, make_plan
+from .prices import find_price, price_usage
 from .run_state import RunState, Value
 
 PLANS_MAX = 200
@@ -50,6 +52,16 @@ class BlobLibrary:
         self._unwritten = {r["sha256"]: (r, d) for r, d in held if not self._blobs.exists(r)}
         ref = blob_ref(data)
         self._unwritten[ref["sha256"]] = (ref, data)
+
+    def price(
+        self, model: str, provider: str | None, input_tokens: int, output_tokens: int
+    ) -> float | None:
+        """Returns what a call costs in USD, or None if that isn't known."""
+        return find_price(model, provider, input_tokens, output_tokens)
+
+    def cost(self, usage: Usage) -> float | None:
+        """Returns what recorded calls have cost in USD, or None if that isn't known."""
+        return price_usage(usage)
 
     def run(self, run_id: str) -> RunState | None:
         """Returns a run as its log has it, or None if there is no such run."""

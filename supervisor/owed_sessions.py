@@ -6,6 +6,7 @@ from planaria.protocol.codec import Json
 from planaria.protocol.events import TASKS, Draft
 from planaria.protocol.manifests import hash_manifest, make_manifest
 from planaria.protocol.payloads import write_field
+from planaria.protocol.usage import copy_usage
 
 from .drafts import fail_attempt, identify_step, make_error
 from .outputs import check_output
@@ -67,11 +68,11 @@ def settle_session(
     if outcome == "succeeded":
         error = _check_output(run, session, library.value(value))
         if error is None:
-            done = {"usage": dict(session.usage)}
+            done = {"usage": copy_usage(session.usage)}
             return [*drafts, Draft(run.run_id, "harness.session.completed", done, session.id)]
     else:
         error = value
-    failed = {"error": error, "usage": dict(session.usage)}
+    failed = {"error": error, "usage": copy_usage(session.usage)}
     return [*drafts, Draft(run.run_id, "harness.session.failed", failed, session.id)]
 
 
@@ -95,7 +96,7 @@ def close_session(
     failed = Draft(
         run.run_id,
         "harness.session.failed",
-        {"error": detail, "usage": dict(session.usage)},
+        {"error": detail, "usage": copy_usage(session.usage)},
         session.id,
     )
     return [*close_calls(run, session, detail["message"]), failed]

@@ -16,7 +16,9 @@ from planaria.protocol.ids import sub_run_id
 from planaria.protocol.limits import SUB_RUN_DEPTH_MAX
 from planaria.protocol.payloads import read_field, write_field
 from planaria.protocol.schemas import validate_value
+from planaria.protocol.usage import copy_usage
 
+from .budgets import remaining
 from .context import evaluate
 from .drafts import admit_run, fail_attempt, identify_step, make_error
 from .outputs import check_output
@@ -118,7 +120,7 @@ def find_sub_runs(system: SystemState, run: RunState, library: Library) -> list[
             continue
         ended = library.run(sub_run.id)
         if ended is not None:
-            drafts.extend(settle_in_parent(system, ended))
+            drafts.extend(settle_in_parent(system, ended, library))
         elif sub_run.step_path is not None and sub_run.step_path in run.steps:
             drafts.extend(_start_for_step(run, run.steps[sub_run.step_path], library)[1:])
         elif sub_run.session_id in run.sessions:
@@ -159,6 +161,8 @@ def _start(
             parent[name] = place[key]
     if is_plan_only:
         parent["planOnly"] = True
+    if run.budget is not None:
+        parent["budget"] = remaining(run.budget, run.spent)
     requested: dict[str, Any] = {"subRunId": new_run_id, "workflowId": workflow.id, **place}
     requested["wait"] = is_awaited
     if is_plan_only:
@@ -268,7 +272,7 @@ def answer_call(run: RunState, owed: Owed, detail: Any, now: Now, library: Libra
     return [Draft(run.run_id, "harness.tool_call.succeeded", payload, owed[1])]
 
 
-def settle_in_parent(system: SystemState, run: RunState) -> list[Draft]:
+def settle_in_parent(system: SystemState, run: RunState, library: Library) -> list[Draft]:
     """Returns what the end of a run means to the one that has started it."""
     parent = system.runs.get(run.admission.get("parentRunId", ""))
     if parent is None or run.run_id not in parent.sub_runs:
@@ -278,7 +282,9 @@ def settle_in_parent(system: SystemState, run: RunState) -> list[Draft]:
         payload.update(write_field("output", run.output))
     elif run.error is not None:
         payload["error"] = run.error
-    payload["usage"] = dict(run.usage)
+    payload["usage"] = copy_usage(run.usage)
+    if parent.budget is not None:
+        payload["costUsd"] = library.cost(run.usage)
     return [Draft(parent.run_id, "SubRunSettled", payload)]
 
 

@@ -15,7 +15,10 @@ from typing import Any, Protocol
 
 from planaria.protocol.codec import Json
 from planaria.protocol.payloads import Ref
+from planaria.protocol.usage import Usage
 
+from .budgets import Spending
+from .inheritance import Inheritance
 from .plan import Plan, ScopePlan, StepPlan
 
 PENDING = "pending"
@@ -47,6 +50,12 @@ class Library(Protocol):
     """What the kernel may look up by hash; content-addressed, so that it stays pure."""
 
     def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan: ...
+
+    def price(
+        self, model: str, provider: str | None, input_tokens: int, output_tokens: int
+    ) -> float | None: ...
+
+    def cost(self, usage: Usage) -> float | None: ...
 
     def value(self, value: Value) -> Json: ...
 
@@ -106,7 +115,7 @@ class SessionState:
     open_calls: dict[str, CallState] = field(default_factory=dict)
     crashes: list[tuple[int, int]] = field(default_factory=list)  # (epoch, mono) of each
     not_before: tuple[int, int] = (0, 0)  # (epoch, mono): the restart's delay
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: Usage = field(default_factory=dict)
     finish: tuple[str, Any, dict[str, Any]] | None = None  # (succeeded|failed, value, metadata)
     unknown_calls: list[CallState] = field(default_factory=list)
 
@@ -146,6 +155,7 @@ class StepState:
     group: "GroupState | None" = None
     context: tuple[tuple[str, "StepState", int], ...] = ()  # (id, step, visible visits)
     kept: dict[str, tuple[str, Value]] = field(default_factory=dict)  # branches of an attempt
+    attempts_before: int = 0  # of earlier openings of the run: the retry policy begins anew
     fix_attempt: int = 0  # 0: not a fixer's
     fixes: list[dict[str, Any]] = field(default_factory=list)  # {source, error} of failed fixes
     sub_run_id: str | None = None
@@ -226,16 +236,22 @@ class RunState:
     waiting: dict[str, SessionState] = field(default_factory=dict)  # open ones without a process
     backoffs: dict[str, StepState] = field(default_factory=dict)
     timed: dict[str, StepState] = field(default_factory=dict)  # running ones with a timeout
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: Usage = field(default_factory=dict)
+    budget: dict[str, Any] | None = None
+    spent: Spending = field(default_factory=Spending)
     cycle: Value = None  # of an outer loop, as planners and expressions see it
     lock_ref: dict[str, Any] | None = None
     is_planning: bool = False
+    is_started: bool = False
     sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
     # Versions that a planner has made for this run to start: (workflow id, reference of the lock)
     planned: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     # Recorded successes of effects that aren't `read`, by step path without attempts, then by
     # key: a later attempt, of the step or of a group around it, is handed them.
     performed: dict[str, dict[str, Value]] = field(default_factory=dict)
+    # Effects that may or may not have happened when their session was ended from outside.
+    unknown_effects: dict[str, CallState] = field(default_factory=dict)
+    inherited: Inheritance | None = None  # of a fork
 
     @property
     def is_ended(self) -> bool:

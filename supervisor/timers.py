@@ -6,6 +6,7 @@ A due instant itself counts as due, 1 µs before it doesn't.
 from planaria.protocol.events import Draft
 from planaria.protocol.limits import LAUNCH_TIMEOUT_MS, SUB_RUN_LINGER_MS
 from planaria.protocol.messages import Stop
+from planaria.protocol.usage import copy_usage
 
 from .advance import start_attempt
 from .drafts import make_error
@@ -67,7 +68,7 @@ def _time_out(run: RunState, step: StepState, session: SessionState) -> list[Dra
     if any(call.fails_closed for call in session.open_calls.values()):
         return [draft for draft in calls if draft.type == "harness.tool_call.unknown"]
     error = make_error("StepTimeout", message, "step_timeout", retriable=True)
-    failed = {"error": error, "usage": dict(session.usage)}
+    failed = {"error": error, "usage": copy_usage(session.usage)}
     return [*calls, Draft(run.run_id, "harness.session.failed", failed, session.id)]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from planaria.protocol.events import Event
 from planaria.protocol.payloads import write_field
+from planaria.protocol.usage import copy_usage, sum_models
 
 from .run_rows import RunRow
 from .run_state import BACKOFF, GroupState, RunState, ScopeState, StepState
@@ -19,7 +20,8 @@ def describe_outcome(run: RunState) -> dict[str, Any]:
     outcome: dict[str, Any] = {
         "runId": run.run_id,
         "status": run.status,
-        "usage": dict(run.usage),
+        "usage": sum_models(run.usage),
+        "usageByModel": copy_usage(run.usage),
         "workflowId": run.admission.get("workflowId"),
     }
     if run.status == "completed":

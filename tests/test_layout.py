@@ -24,7 +24,8 @@ TEST_FOLDERS = {*MAY_IMPORT, "simulation", "processes"}
 KERNEL = set(
     "state run_state system_state plan fold fold_sessions scope_flow advance outputs context "
     "decide drafts owed_sessions timers fleet kernel kernel_messages restart illegal "
-    "fold_groups fold_sub_runs owed_sub_runs planning".split()
+    "fold_groups fold_sub_runs fold_openings owed_sub_runs planning forking inheritance budgets "
+    "decide_reports decide_openings decision".split()
 )
 # What reads a clock, draws a number, or touches a file, a socket, a process or a thread.
 IMPURE_MODULES = set(
@@ -39,7 +40,7 @@ IMPURE_CALLS = {"open", "input", "print", "now", "utcnow", "today"}
 WRAPPED = {
     ("apsw", "supervisor"): {"event_log", "event_reader", "log_file", "verify"},
 }
-WRAPPED_LIBRARIES = {"apsw", "multiprocess", "psutil", "zmq"}
+WRAPPED_LIBRARIES = {"apsw", "genai_prices", "multiprocess", "psutil", "zmq"}
 
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70

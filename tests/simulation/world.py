@@ -84,6 +84,18 @@ class MemoryLibrary:
     def value(self, value: Any) -> Any:
         return load_value(value, self.read)
 
+    def price(self, model: str, provider: str | None, inputs: int, outputs: int) -> float | None:
+        return None if model == "unpriced" else (inputs + 2 * outputs) / 1000
+
+    def cost(self, usage: dict[str, dict[str, int]]) -> float | None:
+        total = 0.0
+        for model, counts in usage.items():
+            cost = self.price(model, None, counts["input_tokens"], counts["output_tokens"])
+            if cost is None:
+                return None
+            total += cost
+        return total
+
     def run(self, run_id: str) -> RunState | None:
         return self.runs.get(run_id)
 
@@ -152,6 +164,7 @@ class World:
         self.child_kills = 0
         self.answers: list[Answer] = []
         self.lossy = False
+        self.reserve: dict[str, Any] | None = None  # of every model call, for budgets
         self.is_doomed: Callable[[Child], bool] | None = None  # asked before a child does anything
         self.hold: Callable[[str], bool] | None = None
         # (step path, attempt, {"args"|"prompt": …}) -> result, in place of the tools and models.
@@ -504,14 +517,18 @@ def run_session(world: World, child: Child) -> Any:
         nth = counted[canonical_bytes([tool, args])]
         counted[canonical_bytes([tool, args])] += 1
         effect = world.effects.get(tool, "read")
-        key = make_idempotency_key(
-            run_id=spec["runId"],
-            version_id=spec["versionId"],
-            step_path=spec["stepPath"],
-            tool_name=tool,
-            args=args,
-            nth=nth,
-        )
+        # The own key first; a fork finds what it inherits under the keys of its origins.
+        key, *older = [
+            make_idempotency_key(
+                run_id=run_id,
+                version_id=version_id,
+                step_path=spec["stepPath"],
+                tool_name=tool,
+                args=args,
+                nth=nth,
+            )
+            for run_id, version_id in [[spec["runId"], spec["versionId"]], *spec["origins"]]
+        ]
         if call in outcomes:
             event = outcomes[call]
             if event.type.endswith("failed"):
@@ -536,8 +553,9 @@ def run_session(world: World, child: Child) -> Any:
             yield append(["harness.tool_call.started", payload])
             if effect != "read":
                 yield from committed()
-        if effect != "read" and key in spec["inherited"]:
-            results.append(read_wrapped(world, spec["inherited"][key]))
+        found = [spec["inherited"][k] for k in (key, *older) if k in spec["inherited"]]
+        if effect != "read" and found:
+            results.append(read_wrapped(world, found[0]))
             yield append(["harness.tool_call.succeeded", {"callId": call, "result": results[-1]}])
             continue
         while world.hold is not None and world.hold(tool):
@@ -584,7 +602,9 @@ def run_agent(
     results: list[Any] = []
     said: dict[str, Any] = {}
     for turn in range(100):
-        said = yield from ask_model(world, spec, append, turn, results, started, outcomes)
+        said = yield from ask_model(
+            world, spec, append, committed, turn, results, started, outcomes
+        )
         if "calls" not in said:
             break
         calls = []
@@ -624,6 +644,7 @@ def ask_model(
     world: World,
     spec: dict[str, Any],
     append: Any,
+    committed: Any,
     turn: int,
     results: list[Any],
     started: Any,
@@ -633,15 +654,20 @@ def ask_model(
     call = call_id(spec["sessionId"], f"m{turn}")
     if call in outcomes:
         return world.library.value(read_field(outcomes[call].payload, "response"))
+    reserve = {"reserve": world.reserve} if world.reserve is not None else {}
     if call not in started:
         asked = {"requestHash": hash_value(results), "messages": results, "settings": {}}
         number = {"callId": call, "position": f"m{turn}", "turn": turn}
-        yield append(["harness.model.called", {**number, **asked}])
+        yield append(["harness.model.called", {**number, **asked, **reserve}])
+        yield from committed() if reserve else ()
+    elif reserve:
+        yield append(["harness.model.repeated", {"callId": call, **reserve}])
+        yield from committed()
     world.ledger.note("model", call, call, results)
     yield None
     assert world.model is not None
     said = world.model(spec, turn, results)
-    usage = {"inputTokens": 3, "outputTokens": 5}
+    usage = {"requests": 1, "input_tokens": 3, "output_tokens": 5}
     done = {"callId": call, "turn": turn, "response": said, "usage": usage, "model": "sim"}
     yield append(["harness.model.responded", done])
     return said
@@ -698,7 +724,7 @@ def generate(
             )
             yield from committed()
             return
-        usage = {"inputTokens": 3, "outputTokens": 5}
+        usage = {"requests": 1, "input_tokens": 3, "output_tokens": 5}
         done = {"callId": call, "turn": 0, "response": result, "usage": usage, "model": "sim"}
         yield append(["harness.model.responded", done])
     yield append(["harness.execute_step.succeeded", {"output": result}])

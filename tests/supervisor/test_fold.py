@@ -160,10 +160,15 @@ def test_every_event_type_of_a_run_was_folded_here() -> None:
     by_agents = {kind for kind in PAYLOADS if kind.startswith(("harness.model", "harness.op"))}
     by_roles = {f"harness.{task}.{end}" for task in TASKS.values() for end in _ENDS}
     in_test_roles = {"SubRunRequested", "SubRunSettled"} | by_roles
+    in_test_openings = {"RunReopened", "RunForked", "BudgetReserved", "BudgetSettled"}
+    in_test_openings |= {"BudgetExhausted"}
     rest = {"StepRepairAttempted", "harness.warning", "ParallelGroupTimedOut", "RunCancelled"}
     rest |= {"harness.memory.written"}
 
-    assert PAYLOADS.keys() - seen <= only_elsewhere | by_agents | in_test_roles | rest
+    assert (
+        PAYLOADS.keys() - seen
+        <= only_elsewhere | by_agents | in_test_roles | in_test_openings | rest
+    )
 
 
 _ENDS = ("succeeded", "failed")
