@@ -146,7 +146,7 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         # Layer A: the run and its steps
         "RunAdmitted": "workflowId workflowDefinitionHash trigger input inputHash source "
         "definitionRef? planOnly? parentRunId? parentCallId? parentStepPath? callPath? "
-        "outerLoopId? cycleNumber? cycle? budget? deadlineMs? labels?",
+        "outerLoopId? cycleNumber? cycle? supervise? budget? deadlineMs? labels?",
         "WorkflowVersionRegistered": "workflowVersionId lwirHash lockRef lockHash",
         "RunStarted": "workflowVersionId inputHash deadline?",
         "StepSkipped": "stepPath stepId because",
@@ -201,6 +201,9 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "ProcessExited": "sessionId incarnation reason exitCode? signal?",
         "SupervisorStarted": "supervisorId pid epoch version",
         "SupervisorStopped": "epoch reason",
+        # Outer loops: the first one in the system's run, the other after a cycle's run has ended
+        "OuterLoopStarted": "outerLoopId goal maxCycles inputHash supervise",
+        "OuterLoopCycleCompleted": "outerLoopId cycleNumber supervise output?",
         "RunRecorded": "admittedRunId admissionHash",
     }.items()
 }

@@ -58,8 +58,20 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrandDone:
+    """A child has done an errand (see Deliver): `result`, or `error` {name, message}."""
+
+    errandId: str
+    result: dict[str, Json] | None
+    error: dict[str, Json] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
-    """Gives a session to a process: everything it needs to carry it (see `workers.session`)."""
+    """Gives a session to a process: everything it needs to carry it (see `workers.session`).
+
+    With an `errandId` it is an errand: something to be done without a session.
+    """
 
     session: dict[str, Json]
 
@@ -128,7 +140,7 @@ class Reply:
     done: bool
 
 
-FromChild = Hello | Append | ReadHistory | Heartbeat
+FromChild = Hello | Append | ReadHistory | Heartbeat | ErrandDone
 ToChild = Deliver | Committed | Refused | HistoryPage | Settled | Stop
 Message = FromChild | ToChild | Request | Reply
 
@@ -137,6 +149,7 @@ _KINDS: dict[str, type[Any]] = {
     "append": Append,
     "read_history": ReadHistory,
     "heartbeat": Heartbeat,
+    "errand_done": ErrandDone,
     "deliver": Deliver,
     "committed": Committed,
     "refused": Refused,
@@ -150,6 +163,7 @@ _NAMES = {cls: kind for kind, cls in _KINDS.items()}
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _NAMES}
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "after": int,
+    "errandId": str,
     "arguments": dict,
     "events": list,
     "id": int,

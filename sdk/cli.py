@@ -15,6 +15,7 @@ from planaria.protocol.errors import EXIT_USAGE
 
 from . import (
     commands_check,
+    commands_history,
     commands_looking,
     commands_runs,
     commands_supervisor,
@@ -28,11 +29,14 @@ COMMANDS = (
     (commands_runs.run, _RUN),
     (commands_check.check, _RUN),
     (commands_runs.resume, _RUN),
+    (commands_history.retry, _RUN),
+    (commands_history.fork, _RUN),
     (commands_runs.wait, _RUN),
     (commands_runs.result, _RUN),
     (commands_runs.cancel, _RUN),
     (commands_looking.runs, _LOOK),
     (commands_looking.show, _LOOK),
+    (commands_history.replay, _LOOK),
     (commands_looking.events, _LOOK),
     (commands_looking.logs, _LOOK),
     (commands_looking.ps, _LOOK),

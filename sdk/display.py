@@ -19,12 +19,15 @@ STYLES = {
     "interrupted": "magenta",
     "running": "cyan",
 }
+# Sessions of these roles stand at steps that no document has.
+PSEUDO_STEPS = {".plan": "plan", ".orchestrate": "orchestrate"}
 _MARKS = {"completed": "✓", "failed": "✗", "running": "●", "backoff": "◌", "skipped": "–"}
 
 
 def make_console(*, to_stderr: bool = False) -> Console:
     """Returns a console that breaks no line of a file or pipe."""
-    console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+    # Names of models have colons, and so do those of emoji.
+    console = Console(stderr=to_stderr, highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
         console.width = PIPE_COLUMNS
     return console
@@ -56,19 +59,35 @@ def style_status(status: str) -> Text:
 
 
 def show_runs(runs: list[dict[str, Any]]) -> None:
-    """Prints runs as a table."""
+    """Prints runs as a table; a sub-run stands below the run that has started it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("RUN", "STATUS", "WORKFLOW", "ADMITTED", "TOOK"):
         table.add_column(title, no_wrap=True)
-    for run in runs:
+    for run, depth in order_family(runs):
         table.add_row(
-            Text(run["runId"]),
+            Text("  " * (depth - 1) + "└ " + run["runId"] if depth else run["runId"]),
             style_status(run["status"]),
             Text(run["workflowId"] or "-"),
             format_instant(run["admittedAt"]),
             format_span(run["admittedAt"], run["endedAt"]),
         )
     make_console().print(table)
+
+
+def order_family(runs: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
+    """Returns the runs with their depth: each, then its sub-runs; otherwise in their order."""
+    known = {run["runId"] for run in runs}
+    below: dict[str | None, list[dict[str, Any]]] = {}
+    for run in runs:
+        parent = run.get("parentRunId")
+        below.setdefault(parent if parent in known else None, []).append(run)
+    ordered: list[tuple[dict[str, Any], int]] = []
+    pending = [(run, 0) for run in reversed(below.get(None, []))]
+    while pending:
+        run, depth = pending.pop()
+        ordered.append((run, depth))
+        pending += [(inner, depth + 1) for inner in reversed(below.pop(run["runId"], []))]
+    return ordered
 
 
 def show_run(run: dict[str, Any]) -> None:
@@ -79,7 +98,11 @@ def show_run(run: dict[str, Any]) -> None:
     )
     tree = Tree(head, guide_style="dim")
     _add_steps(tree, run["steps"])
+    for sub_run in run.get("subRuns") or ():
+        tree.add(_sub_run_line(sub_run))
     console.print(tree)
+    for line in _describe_relations(run):
+        console.print(escape(line))
     if run.get("stepsLeftOut"):
         console.print(f"  … and {run['stepsLeftOut']} more steps (--json shows no more either)")
     console.print(
@@ -87,7 +110,8 @@ def show_run(run: dict[str, Any]) -> None:
         f"took {format_span(run['admittedAt'], run['endedAt'])}, {run['events']} events"
     )
     if run["usage"]:
-        console.print(escape(format_usage(run["usage"])))
+        by_model = run.get("usageByModel") or run["usage"]
+        console.print(escape(format_usage(by_model, run.get("costUsd", 0))))
     if run.get("waitsFor"):
         console.print(f"waits for: {escape(run['waitsFor'])}")
     for unknown in run.get("interrupted") or ():
@@ -113,9 +137,57 @@ def describe_failure(error: dict[str, Any]) -> str:
     return f"{error.get('message', 'no message')} ({cause})"
 
 
-def format_usage(usage: dict[str, int]) -> str:
-    """Returns requests and tokens in one line."""
-    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items())
+def format_usage(usage: dict[str, Any], cost_usd: float | None = 0) -> str:
+    """Returns requests and tokens in one line, by model if they are; None is an unknown cost."""
+    plain = {name: count for name, count in usage.items() if not isinstance(count, dict)}
+    parts = [_format_counts(plain)] if plain else []
+    for model, counts in usage.items():
+        if isinstance(counts, dict):
+            parts.append(f"{model}: {_format_counts(counts)}")
+    if usage and cost_usd != 0:
+        parts.append("cost unknown" if cost_usd is None else f"${cost_usd:,.4f}")
+    return "; ".join(parts)
+
+
+def _format_counts(counts: dict[str, Any]) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
+
+
+def name_step(path: str) -> str:
+    """Returns a step's path as people read it: planning and orchestrating aren't steps."""
+    head, separator, rest = path.partition("@")
+    return PSEUDO_STEPS.get(head, head) + separator + rest
+
+
+def _describe_relations(run: dict[str, Any]) -> list[str]:
+    """Returns where a run comes from, a line each."""
+    lines: list[str] = []
+    if run.get("isPlanning"):
+        lines.append("is being planned: its steps aren't known yet")
+    if run.get("parentRunId"):
+        place = run.get("parentStepPath")
+        at = f", step {name_step(place)}" if place else ""
+        lines.append(f"sub-run of {run['parentRunId']}{at}")
+    if run.get("outerLoopId"):
+        lines.append(f"cycle {run.get('cycleNumber', '?')} of outer loop {run['outerLoopId']}")
+    forked = run.get("forkedFrom")
+    if forked:
+        at = f" at event {forked['atSequence']}" if forked.get("atSequence") else ""
+        lines.append(f"forked from {forked['fromRunId']}{at}")
+    return lines
+
+
+def _sub_run_line(sub_run: dict[str, Any]) -> Text:
+    status = sub_run.get("status", "running")
+    line = Text.assemble(
+        (_MARKS.get(status, "·"), STYLES.get(status, "dim")),
+        f" {sub_run.get('runId') or sub_run.get('subRunId')} ",
+        (sub_run.get("workflowId") or "-", "dim"),
+        f" {status}",
+    )
+    if sub_run.get("stepPath"):
+        line.append(f" for step {name_step(sub_run['stepPath'])}", style="dim")
+    return line
 
 
 def _add_steps(tree: Tree, steps: list[dict[str, Any]]) -> None:
@@ -136,20 +208,25 @@ def _add_steps(tree: Tree, steps: list[dict[str, Any]]) -> None:
 
 def _step_line(step: dict[str, Any]) -> Text:
     status = step["status"]
-    line = Text.assemble(
-        (_MARKS.get(status, "·"), STYLES.get(status, "dim")),
-        f" {step['stepId']} ",
-        (step["uses"], "dim"),
-        f" {status}",
-    )
+    name, kind = name_step(step["stepId"]), step["uses"]
+    line = Text.assemble((_MARKS.get(status, "·"), STYLES.get(status, "dim")), f" {name}")
+    if kind != name:
+        line.append(f" {kind}", style="dim")
+    line.append(f" {status}")
+    if step.get("fixAttempt"):
+        line.append(f" fix {step['fixAttempt']}", style="yellow")
     if step["attempt"] > 1:
         line.append(f" attempt {step['attempt']}", style="yellow")
     if step["visits"] > 1:
         line.append(f" visit {step['visits']}", style="dim")
     if step.get("chosen"):
         line.append(f" → {step['chosen']}")
+    if step.get("subRunId"):
+        line.append(f" in sub-run {step['subRunId']}", style="dim")
     session = step.get("session")
     if session:
+        if session.get("role") not in (None, "worker"):
+            line.append(f" by its {session['role']}", style="dim")
         if session.get("pid"):
             line.append(f" pid {session['pid']}", style="cyan")
         if session["incarnation"] > 1:
@@ -183,7 +260,9 @@ def show_processes(supervisor: dict[str, Any], processes: list[dict[str, Any]]) 
                 (f"pid {process['pid'] or '-'}", "cyan"), f" {process['kind']} {process['status']}"
             )
             if process["stepPath"]:
-                line.append(f" step {process['stepPath']}")
+                line.append(f" step {name_step(process['stepPath'])}")
+            if process.get("role") not in (None, "worker"):
+                line.append(f" ({process['role']})", style="dim")
             if process["incarnation"] > 1:
                 line.append(f" incarnation {process['incarnation']}", style="yellow")
             below = branch.add(line)

@@ -46,6 +46,11 @@ class AgentWorker:
             check_effect(effect, name)
 
 
+def is_model_name(text: str) -> bool:
+    """Whether a text names a model with its provider."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_slot(slot: str, value: Any) -> None:
     """Refuses what can't stand in a model slot.
 

@@ -3,8 +3,6 @@
 Looking never makes a directory and never starts a supervisor.
 """
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +11,12 @@ from typing import Any, Protocol
 
 from planaria.protocol.errors import (
     NotFoundError,
-    PlanariaError,
     SupervisorUnavailableError,
-    error_from_wire,
 )
 
 from .client import Client
-from .discovery import find_directory, find_supervisor, supervisor_command
+from .discovery import find_directory, find_supervisor
+from .log_reader import read_answer, read_log
 
 
 class Observer(Protocol):
@@ -112,32 +109,8 @@ class _LogObserver:
         self, run_id: str, *, after: int = 0, follow: bool = False
     ) -> Iterator[dict[str, Any]]:
         """Yields the events that there are; without a supervisor no more will come."""
-        yield from self._read("events", f"--after={after}", "--", str(self._directory), run_id)
+        place = ["--", str(self._directory), run_id]
+        yield from read_log(self._directory, "events", f"--after={after}", *place)
 
     def _ask(self, *arguments: str) -> Any:
-        for answer in self._read(*arguments):
-            return answer
-        raise AssertionError("a reader of the log answers or fails")
-
-    def _read(self, *arguments: str) -> Iterator[Any]:
-        """Yields each line that the reader writes; raises the error that it ends with."""
-        with subprocess.Popen(
-            supervisor_command(*arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        ) as process:
-            assert process.stdout is not None and process.stderr is not None, "both are pipes"
-            for line in process.stdout:
-                answer = json.loads(line)
-                if isinstance(answer, dict) and set(answer) == {"error"}:
-                    raise error_from_wire(answer["error"])
-                yield answer
-            problem = process.stderr.read().strip().splitlines()
-        if process.returncode != 0:
-            last = problem[-1] if problem else f"it ended with code {process.returncode}"
-            raise PlanariaError(
-                message=f"the log of {str(self._directory)!r} can't be read: {last}"
-            )
+        return read_answer(self._directory, *arguments)

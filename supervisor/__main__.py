@@ -60,6 +60,9 @@ def _make_parser() -> argparse.ArgumentParser:
         "--json", action="store_true"
     )
     add("show", "one run").add_argument("run_id")
+    replay = add("replay", "one run as it was at one of its events")
+    replay.add_argument("run_id")
+    replay.add_argument("--at", type=int, default=None)
     events = add("events", "the events of a run, one a line")
     events.add_argument("run_id")
     events.add_argument("--after", type=int, default=0)
@@ -158,6 +161,8 @@ def _read(arguments: argparse.Namespace) -> int:
             match arguments.command:
                 case "show":
                     _write(log.show_run(arguments.run_id))
+                case "replay":
+                    _write(log.replay_run(arguments.run_id, arguments.at))
                 case "events":
                     for event in log.read_events(arguments.run_id, arguments.after):
                         _write(event)

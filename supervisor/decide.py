@@ -8,16 +8,20 @@ from typing import Any
 
 from planaria.protocol.errors import RunNotFoundError
 from planaria.protocol.events import Draft
+from planaria.protocol.limits import MAX_RESTARTS
 from planaria.protocol.messages import Stop
 
 from .decide_openings import decide_admission, decide_fork, decide_retry
 from .decide_reports import decide_report
 from .decision import Decision
+from .drive_loop import decide_errand, decide_start_loop, drive, give_up_errand
 from .kernel_messages import (
     Action,
     AdmitRun,
     Answer,
     CancelRun,
+    DriveLoop,
+    ErrandEnded,
     ForkRun,
     HistoryAsked,
     KernelMessage,
@@ -30,6 +34,7 @@ from .kernel_messages import (
     Send,
     SendHistory,
     SessionReported,
+    StartLoop,
     StopSystem,
     Tick,
 )
@@ -49,6 +54,12 @@ def decide(system: SystemState, message: KernelMessage, now: Now, library: Libra
             return decide_retry(system, message, now)
         case ForkRun():
             return decide_fork(system, message, library)
+        case StartLoop():
+            return decide_start_loop(system, message, library)
+        case DriveLoop():
+            return drive(system, system.loops[message.loop_id], library)
+        case ErrandEnded():
+            return decide_errand(system, message, library)
         case CancelRun():
             return _decide_cancellation(system, message)
         case HistoryAsked():
@@ -97,6 +108,9 @@ def _decide_end(system: SystemState, message: ProcessEnded) -> Decision:
         return Decision()
     reason = process.kill_reason
     session = system.find_session(process)
+    errand = system.errands.get(process.errand_id or "")
+    if errand is not None and errand.deaths >= MAX_RESTARTS:
+        return give_up_errand(system, errand)
     exit_facts: dict[str, Any] = {"reason": reason}
     if message.exit_code is not None:
         exit_facts["exitCode"] = message.exit_code

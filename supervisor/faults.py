@@ -25,6 +25,8 @@ POINTS = {
     "checkpoint": "S8",
     "blob_written": "S9",
     "blob_renamed": "S10",
+    "cycle_completed": "S11",
+    "manifest_written": "S12",
 }
 
 

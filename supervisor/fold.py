@@ -318,6 +318,12 @@ def _interrupt(run: RunState, event: Event, library: Library) -> None:
     run.owed.pop(("interrupt",), None)
 
 
+def _complete_cycle(run: RunState, event: Event, library: Library) -> None:
+    legal = run.cycle_completed is None and "outerLoopId" in run.admission
+    refuse_unless(legal, event, "for this run")
+    run.cycle_completed = event.payload
+
+
 _HANDLERS: dict[str, Handler] = {
     "RunAdmitted": _admit,
     "WorkflowVersionRegistered": _register,
@@ -333,6 +339,8 @@ _HANDLERS: dict[str, Handler] = {
     "RunCompleted": _end_run,
     "RunFailed": _end_run,
     "RunCancelled": _end_run,
+    "OuterLoopCycleCompleted": _complete_cycle,
+    "OuterLoopStarted": _note,
     "SupervisorStarted": _note,
     "SupervisorStopped": _note,
     "RunRecorded": _note,

@@ -57,6 +57,7 @@ def _fork(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(is_new, event, "once it has begun")
     dumped = library.value(Ref(event.payload["inheritedRef"]))
     run.inherited = load_inheritance(dumped)
+    run.forked_from = {name: event.payload[name] for name in ("fromRunId", "atSequence")}
     for path, results in run.inherited.performed.items():
         known = run.performed.setdefault(path, {})
         known.update({key: unwrap_value(value) for key, value in results.items()})

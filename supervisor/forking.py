@@ -1,9 +1,11 @@
 """Forking: what a new run takes over of another one at a checkpoint. Pure."""
 
+import copy
 from typing import Any
 
+from planaria.protocol.codec import hash_jcs
 from planaria.protocol.effects import strip_attempts
-from planaria.protocol.errors import ConflictError
+from planaria.protocol.errors import ConflictError, UsageError
 
 from .context import wrap_value
 from .fold_groups import completed_branches
@@ -77,3 +79,40 @@ def _collect(
 def has_failed_step(run: RunState) -> bool:
     """Says whether a retry of the run would find anything to do again."""
     return run.root is None or any(step.status not in SETTLED for step in run.root.steps)
+
+
+def change_lock(lock: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns a lock with another model in a slot, other instructions, or another output schema.
+
+    Raises:
+        UsageError: there is no such slot, or nothing that has instructions.
+    """
+    changed: dict[str, Any] = copy.deepcopy(lock)
+    for slot, model in (changes.get("models") or {}).items():
+        if slot not in changed["models"]:
+            listed = ", ".join(sorted(changed["models"])) or "none"
+            raise UsageError(message=f"there is no model slot {slot!r}; there are: {listed}")
+        described = {"kind": "name", "model": str(model)}
+        changed["models"][slot] = {"model": str(model), "descriptorHash": hash_jcs(described)}
+    document = changed.get("lwir", changed.get("definition"))
+    assert isinstance(document, dict)
+    if "instructions" in changes:
+        agents = [changed[role] for role in ("planner", "orchestrator") if role in changed]
+        agents += _find_agents(document.get("steps", []))
+        if not agents:
+            raise UsageError(message="nothing in this workflow has instructions to be changed")
+        for agent in agents:
+            agent["instructions"] = changes["instructions"]
+    if "outputSchema" in changes:
+        document.setdefault("output", {})["schema"] = changes["outputSchema"]
+    return changed
+
+
+def _find_agents(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the `with` of every `ai.generate` step, at every level."""
+    found = []
+    for step in steps:
+        if step["uses"] == "ai.generate":
+            found.append(step["with"])
+        found.extend(_find_agents(step.get("steps", [])))
+    return found

@@ -11,15 +11,28 @@ from typing import Any
 
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.events import Draft, Event
+from planaria.protocol.limits import MAX_RESTARTS
 from planaria.protocol.messages import Settled, Stop
 from planaria.protocol.payloads import Ref, split_payload
 
 from .advance import advance
 from .decide import decide
-from .fleet import ask_to_stop, assign, bind, make_delivery, release, tend
+from .fleet import (
+    ask_to_stop,
+    assign,
+    assign_errands,
+    bind,
+    make_delivery,
+    release,
+    retire,
+    tend,
+)
 from .fold import fold
 from .kernel_messages import (
     Action,
+    DriveLoop,
+    ErrandEnded,
+    Feed,
     KernelMessage,
     Kill,
     LaunchFailed,
@@ -28,13 +41,15 @@ from .kernel_messages import (
     ProcessSeen,
     Send,
     SessionReported,
+    StopLoop,
     StopSystem,
     Tick,
 )
-from .owed_sub_runs import STOPPED, cancel_sub_runs, find_sub_runs, settle_in_parent
+from .outer_loop import STOPPED, SUPERVISING, fold_loop_event
+from .owed_sub_runs import PARENT_STOPPED, cancel_sub_runs, find_sub_runs, settle_in_parent
 from .run_state import Library, Now, RunState
 from .scope_flow import sub_runs_below
-from .system_state import BLANK, BOUND, DYING, LAUNCHING, SystemState
+from .system_state import BLANK, BOUND, DYING, LAUNCHING, Errand, SystemState
 from .timers import stop_actions
 
 FOLLOW_UPS_MAX = 1_000_000  # a bug that owes for ever ends here
@@ -48,6 +63,8 @@ class Turn:
     events: list[Event] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+    files: list[tuple[str, bytes]] = field(default_factory=list)  # manifests, before the events
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # of the system's run
 
 
 class Kernel:
@@ -69,6 +86,10 @@ class Kernel:
         for action in decision.actions:
             self._note_action(action, now)
         turn.actions.extend(decision.actions)
+        turn.files.extend(decision.files)
+        turn.notes.extend(decision.notes)
+        self.system.loops.update({loop.id: loop for loop in decision.loops})
+        self._take_errands(message, decision.errands, now)
         self._record(decision.drafts, turn, now)
         self._forget_process(message)
         self._follow_up(turn, now)
@@ -134,6 +155,7 @@ class Kernel:
                 payload=payload,
             )
             fold(run, event, self._library)
+            fold_loop_event(self.system.loops, run, event)
             turn.events.append(event)
             self._react(run, event, turn, now)
 
@@ -148,7 +170,7 @@ class Kernel:
                 reported = process.reported if process else 0
                 release(self.system, event.session_id, reported, failed, now)
                 left = [s for s in run.sub_runs.values() if s.session_id == event.session_id]
-                self._record(cancel_sub_runs(self.system, left, STOPPED), turn, now)
+                self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
             case "harness.tool_call.succeeded" if event.incarnation is None:
                 self._tell_session(event, turn)
             case "StepRetryScheduled":
@@ -167,10 +189,10 @@ class Kernel:
                     assert isinstance(action, Send)
                     ask_to_stop(self.system.processes[action.process_id], now)
                 left = list(run.sub_runs.values())
-                self._record(cancel_sub_runs(self.system, left, STOPPED), turn, now)
+                self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
             case "ParallelGroupTimedOut":
                 left = sub_runs_below(run, run.groups[event.payload["stepPath"]])
-                self._record(cancel_sub_runs(self.system, left, STOPPED), turn, now)
+                self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
             case "ProcessExited":
                 self.system.bound.pop(event.session_id or "", None)
                 session = run.waiting.get(event.session_id or "")
@@ -178,9 +200,24 @@ class Kernel:
                     self.system.set_delay(session.not_before[1])
             case "RunCompleted" | "RunFailed" | "RunCancelled":
                 self.system.ended.append(run.run_id)
+                if run.admission.get("outerLoopId") in self.system.loops:
+                    turn.actions.append(Feed(DriveLoop(run.admission["outerLoopId"])))
                 self._record(settle_in_parent(self.system, run, self._library), turn, now)
+            case "OuterLoopCycleCompleted":
+                self.system.ended.append(run.run_id)
             case _:
                 pass
+
+    def _take_errands(self, message: KernelMessage, errands: list[Errand], now: Now) -> None:
+        """Notes errands to be done, and frees the process of one that is done."""
+        for errand in errands:
+            if self.system.errands.setdefault(errand.id, errand) is errand:
+                self.system.loops[errand.loop_id].phase = SUPERVISING
+        if isinstance(message, ErrandEnded):
+            ended = self.system.errands.get(message.errand_id)
+            if ended is not None and ended.process_id == message.process_id:
+                del self.system.errands[message.errand_id]
+                retire(self.system.processes[message.process_id], now)
 
     def _tell_session(self, event: Event, turn: Turn) -> None:
         """Tells a living session the outcome of a call that it waits for."""
@@ -213,6 +250,7 @@ class Kernel:
             self.system.queue.pop(run.run_id, None)
 
     def _run_fleet(self, turn: Turn, now: Now) -> None:
+        turn.actions.extend(assign_errands(self.system))
         drafts, bindings = assign(self.system, now)
         self._record(drafts, turn, now)
         for process_id, run_id, session_id in bindings:
@@ -236,6 +274,9 @@ class Kernel:
                 process.status = DYING
                 process.kill_reason = action.reason
                 process.kill_at = None
+        elif isinstance(action, StopLoop):
+            loop = self.system.loops[action.loop_id]
+            loop.phase, loop.error = STOPPED, action.error
         elif isinstance(action, Send) and isinstance(action.message, Stop):
             process = self.system.processes.get(action.process_id)
             if process is not None and action.message.reason == "shutdown":
@@ -274,6 +315,12 @@ class Kernel:
     def _forget_process(self, message: KernelMessage) -> None:
         if isinstance(message, ProcessEnded | LaunchFailed):
             process = self.system.processes.pop(message.process_id, None)
+            errand = self.system.errands.get((process and process.errand_id) or "")
+            if errand is not None and errand.process_id == message.process_id:
+                errand.process_id = None
+                errand.deaths += 1
+                if errand.deaths > MAX_RESTARTS:
+                    del self.system.errands[errand.id]
             if process is not None and process.session_id is not None:
                 if self.system.bound.get(process.session_id) == process.id:
                     del self.system.bound[process.session_id]

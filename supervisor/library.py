@@ -1,16 +1,17 @@
 """What the kernel looks up: plans and large values by hash, runs that have ended by id."""
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import Json, unpack
+from planaria.protocol.events import Event
 from planaria.protocol.limits import BLOB_BYTES_MAX
 from planaria.protocol.payloads import load_value
 from planaria.protocol.usage import Usage
 
 from .blobs import BlobStore
-from .event_log import EventLog
 from .fold import fold
 from .plan import Plan, make_plan
 from .prices import find_price, price_usage
@@ -20,10 +21,16 @@ PLANS_MAX = 200
 VALUES_BYTES_MAX = 32 << 20  # large values kept in memory, the last used ones
 
 
+class Events(Protocol):
+    """The log, as far as the library reads it."""
+
+    def read_run(self, run_id: str) -> Iterable[tuple[int, Event]]: ...
+
+
 class BlobLibrary:
     """A `Library` over the blob store; equal hashes give equal answers, so it may cache."""
 
-    def __init__(self, blobs: BlobStore, log: EventLog | None = None) -> None:
+    def __init__(self, blobs: BlobStore, log: Events | None = None) -> None:
         self._blobs = blobs
         self._log = log
         self._plans: OrderedDict[str, Plan] = OrderedDict()
@@ -63,10 +70,12 @@ class BlobLibrary:
         """Returns what recorded calls have cost in USD, or None if that isn't known."""
         return price_usage(usage)
 
-    def run(self, run_id: str) -> RunState | None:
-        """Returns a run as its log has it, or None if there is no such run."""
+    def run(self, run_id: str, *, upto: int | None = None) -> RunState | None:
+        """Returns a run as its log has it, up to a sequence, or None if there is no such run."""
         run = RunState(run_id)
         for _, event in self._log.read_run(run_id) if self._log is not None else ():
+            if upto is not None and event.sequence > upto:
+                break
             fold(run, event, self)
         return run if run.sequence else None
 

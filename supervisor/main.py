@@ -20,6 +20,7 @@ from .blobs import BlobStore
 from .children import Children
 from .clock import read_clock
 from .data_directory import (
+    DataDirectory,
     choose_socket_path,
     prepare_data_directory,
     remove_supervisor_json,
@@ -32,6 +33,7 @@ from .kernel import Kernel, Turn
 from .library import BlobLibrary
 from .locks import DirectoryLock
 from .loop import Loop
+from .loop_files import LoopFiles
 from .outfit import Outfit
 from .process_tree import boot_id, forbid_tracing
 from .sockets import Sockets
@@ -115,16 +117,20 @@ def _serve(
         environment=outfit.base_environment(),
         socket_directory=socket_path.parent,
     )
-    facts = {
-        "supervisorId": derive_id("sv_", marker, system.epoch),
-        "pid": os.getpid(),
-        "epoch": system.epoch,
-        "version": version("planaria"),
-        "directory": str(directory.root),
-        "isEphemeral": is_ephemeral,
-    }
-    desk = Desk(kernel, log, library, storage.blobs, facts)
-    loop = Loop(kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral)
+    facts = _make_facts(directory, marker, system.epoch, is_ephemeral)
+    loops = LoopFiles(directory, system, library, trace=faults.hit)
+    desk = Desk(kernel, log, library, storage.blobs, loops, facts)
+    loop = Loop(
+        kernel,
+        storage,
+        sockets,
+        children,
+        desk,
+        loops,
+        outfit,
+        faults,
+        is_ephemeral=is_ephemeral,
+    )
     outfit.remove_blank_outputs()
     loop.watch_signals()
     children.start()
@@ -148,6 +154,19 @@ def _serve(
         remove_supervisor_json(directory)
     loop.record("SupervisorStopped", {"epoch": system.epoch, "reason": reason})
     return EXIT_DONE
+
+
+def _make_facts(
+    directory: DataDirectory, marker: str, epoch: int, is_ephemeral: bool
+) -> dict[str, Any]:
+    return {
+        "supervisorId": derive_id("sv_", marker, epoch),
+        "pid": os.getpid(),
+        "epoch": epoch,
+        "version": version("planaria"),
+        "directory": str(directory.root),
+        "isEphemeral": is_ephemeral,
+    }
 
 
 def _recover(kernel: Kernel, storage: Storage, library: BlobLibrary) -> list[Turn]:

@@ -36,7 +36,7 @@ from .run_state import (
 )
 from .system_state import SystemState
 
-STOPPED = "its parent was stopped"
+PARENT_STOPPED = "its parent was stopped"
 
 
 class RefusedError(PlanariaError):

@@ -241,6 +241,7 @@ class RunState:
     spent: Spending = field(default_factory=Spending)
     cycle: Value = None  # of an outer loop, as planners and expressions see it
     lock_ref: dict[str, Any] | None = None
+    cycle_completed: dict[str, Any] | None = None  # of an outer loop's cycle, once it has ended
     is_planning: bool = False
     is_started: bool = False
     sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
@@ -252,6 +253,7 @@ class RunState:
     # Effects that may or may not have happened when their session was ended from outside.
     unknown_effects: dict[str, CallState] = field(default_factory=dict)
     inherited: Inheritance | None = None  # of a fork
+    forked_from: dict[str, Any] | None = None  # {fromRunId, atSequence}
 
     @property
     def is_ended(self) -> bool:

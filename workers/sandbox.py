@@ -35,7 +35,8 @@ from .code_body import IMPORTS, CodeBody, SandboxError, SandboxLimits, make_fail
 
 ToolCall = Callable[[int, str, list[Json], dict[str, Json]], Awaitable[Json]]
 
-PARALLEL_CALLS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 1  # more would overrun the session's link
+# More would overrun the session's link; a fixer's try is itself a call, around those of its code.
+PARALLEL_CALLS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXCEPTION_NAMES = frozenset(get_args(monty.ExcType))
 # Values that the interpreter hands out as their text: taken for text they would pass as results.

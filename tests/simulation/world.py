@@ -18,6 +18,7 @@ from planaria.protocol.errors import ALWAYS_FAIL_RUN
 from planaria.protocol.events import Event, decode_event, encode_event
 from planaria.protocol.ids import call_id, sub_run_id
 from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Settled, Stop
+from planaria.protocol.outer_loops import dump_manifest, parse_manifest
 from planaria.protocol.payloads import Ref, load_value, read_field
 from planaria.protocol.templates import parse_template
 from planaria.supervisor.fold import fold
@@ -26,6 +27,9 @@ from planaria.supervisor.kernel_messages import (
     AdmitRun,
     Answer,
     CancelRun,
+    DriveLoop,
+    ErrandEnded,
+    Feed,
     HistoryAsked,
     Kill,
     Launch,
@@ -36,8 +40,12 @@ from planaria.supervisor.kernel_messages import (
     Send,
     SendHistory,
     SessionReported,
+    StopLoop,
+    TellLoop,
     Tick,
+    WriteManifest,
 )
+from planaria.supervisor.outer_loop import describe_loop, load_loop
 from planaria.supervisor.plan import Plan, make_plan
 from planaria.supervisor.run_state import Now, RunState
 from planaria.supervisor.system_state import SystemState
@@ -57,7 +65,7 @@ class MemoryLibrary:
         self.blobs: dict[str, bytes] = {}
         self._unwritten: dict[str, bytes] = {}  # made in this turn; a crash loses them
         self._plans: dict[str, Plan] = {}
-        self.runs: dict[str, RunState] = {}  # of the log, at the supervisor's start
+        self.find_run: Callable[[str], RunState | None] = lambda run_id: None
 
     def write(self, data: bytes) -> dict[str, Any]:
         ref = blob_ref(data)
@@ -97,7 +105,7 @@ class MemoryLibrary:
         return total
 
     def run(self, run_id: str) -> RunState | None:
-        return self.runs.get(run_id)
+        return self.find_run(run_id)
 
 
 @dataclass
@@ -150,6 +158,7 @@ class World:
         self.effects = effects or {}
         self.random = random.Random(seed) if seed is not None else None
         self.library = MemoryLibrary()
+        self.library.find_run = lambda run_id: self.fold_log().get(run_id)
         self.log: list[bytes] = []
         self.ledger = Ledger()
         self.at = 1_700_000_000_000_000
@@ -173,6 +182,11 @@ class World:
         # -> {"calls": [[tool, args], …]} or {"output": …, "metadata"?: …} or {"error": …}.
         self.model: Callable[[dict[str, Any], int, list[Any]], dict[str, Any]] | None = None
         self.supervisor_crashes = 0
+        self.manifests: dict[str, bytes] = {}  # files of outer loops
+        self.notes: list[tuple[str, dict[str, Any]]] = []  # events of the system's own run
+        self.supervise: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        self.supervised: list[Any] = []  # every state that it was asked about
+        self.told_loops: list[dict[str, Any]] = []
         self._start()
 
     # -- the supervisor ------------------------------------------------------------------
@@ -187,12 +201,16 @@ class World:
         )
         self.kernel = Kernel(system, self.library)
         folded = self.fold_log()
-        self.library.runs = folded
         for run in folded.values():
             if not run.is_ended:
                 self.kernel.load(run)
+        for loop_id, data in self.manifests.items():
+            loop = load_loop(parse_manifest(loop_id, data), self.library)
+            self.kernel.system.loops[loop_id] = loop
+            self.manifests[loop_id] = dump_manifest(loop.manifest())
         for run_id in list(self.kernel.system.runs):
             self._take(self.kernel.recover(run_id, self.now()))
+        self.inbox.extend(DriveLoop(loop_id) for loop_id in self.manifests)
 
     def fold_log(self) -> dict[str, RunState]:
         runs: dict[str, RunState] = {}
@@ -214,6 +232,10 @@ class World:
         self._point()
         for blob in turn.blobs:
             self.library.write(blob)
+        for loop_id, data in turn.files:
+            self.manifests[loop_id] = data
+            self._point()
+        self.notes.extend(turn.notes)
         if turn.events:
             self.log.extend(encode_event(event) for event in turn.events)
             self._point()
@@ -245,6 +267,14 @@ class World:
                     child.inbox.append(HistoryPage(action.session_id, bodies, action.upto, False))
             case Answer():
                 self.answers.append(action)
+            case WriteManifest():
+                loop = self.kernel.system.loops[action.loop_id]
+                self.manifests[action.loop_id] = dump_manifest(loop.manifest())
+            case TellLoop() | StopLoop():
+                loop = self.kernel.system.loops[action.loop_id]
+                self.told_loops.append(describe_loop(loop))
+            case Feed():
+                self.inbox.append(action.message)
 
     def crash(self) -> None:
         """SIGKILL of the supervisor: the children go with it, and a new one starts."""
@@ -276,6 +306,8 @@ class World:
         if child.inbox:
             message = child.inbox.popleft()
             match message:
+                case Deliver() if "errandId" in message.session:
+                    child.script = run_errand(self, child, message.session)
                 case Deliver():
                     child.session = message.session
                     child.reported = child.session["reported"]
@@ -454,6 +486,22 @@ def ask_history(child: Child) -> HistoryAsked:
     spec = child.session
     number = (spec["sessionId"], spec["incarnation"], spec["firstSequence"] - 1)
     return HistoryAsked(child.process_id, *number)
+
+
+def run_errand(world: World, child: Child, body: dict[str, Any]) -> Any:
+    """Asks the user's `supervise`."""
+    yield None
+    context = body["context"]
+    cycles = [{**c, "output": read_wrapped(world, c["output"])} for c in context["cycles"]]
+    state = {"goal": context["goal"], "cycles": cycles}
+    world.supervised.append(state)
+    yield None
+    assert world.supervise is not None
+    try:
+        result, error = world.supervise(state), None
+    except RuntimeError as raised:
+        result, error = None, {"name": "RuntimeError", "message": str(raised)}
+    yield ErrandEnded(child.process_id, body["errandId"], result, error)
 
 
 def run_session(world: World, child: Child) -> Any:

@@ -161,7 +161,8 @@ def test_every_event_type_of_a_run_was_folded_here() -> None:
     by_roles = {f"harness.{task}.{end}" for task in TASKS.values() for end in _ENDS}
     in_test_roles = {"SubRunRequested", "SubRunSettled"} | by_roles
     in_test_openings = {"RunReopened", "RunForked", "BudgetReserved", "BudgetSettled"}
-    in_test_openings |= {"BudgetExhausted"}
+    in_test_openings |= {"BudgetExhausted", "harness.model.repeated"}
+    in_test_openings |= {"OuterLoopStarted", "OuterLoopCycleCompleted"}
     rest = {"StepRepairAttempted", "harness.warning", "ParallelGroupTimedOut", "RunCancelled"}
     rest |= {"harness.memory.written"}
 
