@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from planaria.protocol.directories import refuse_unusable
 from planaria.protocol.errors import (
     EXIT_DATA_DIRECTORY,
     PlanariaError,
@@ -113,6 +114,8 @@ def _verify(directory: Path, as_json: bool, pages: bool) -> int:
         report = verify_directory(directory, integrity_check=pages)
     except PlanariaError as error:
         return _refuse(error, as_json)
+    except OSError as error:
+        return _refuse(refuse_unusable(str(directory), error), as_json)
     counts = {
         "directory": str(directory),
         "isSound": report.is_sound,
@@ -175,6 +178,10 @@ def _read(arguments: argparse.Namespace) -> int:
         return error.exit_code
     except BrokenPipeError:  # who reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing may be flushed into it at exit
+    except OSError as error:
+        refusal = refuse_unusable(str(arguments.directory), error)
+        _write({"error": error_to_wire(refusal)})
+        return refusal.exit_code
     return 0
 
 

@@ -15,6 +15,7 @@ from planaria.protocol.schemas import validate_value
 
 from .decision import Decision
 from .drafts import admit_run
+from .drift import describe_changes, find_drift
 from .forking import has_failed_step
 from .kernel_messages import AdmitRun, Answer, ForkRun, RetryRun
 from .run_state import Library, Now, RunState
@@ -24,7 +25,7 @@ from .system_state import SystemState
 def decide_admission(system: SystemState, message: AdmitRun, library: Library) -> Decision:
     run = system.runs.get(message.run_id)
     if run is not None:
-        return _attach(run, message)
+        return _attach(run, message, library)
     is_planned = "planner" in message.lock
     plan = library.plan(message.version_id, message.lock_ref)
     schema = plan.document.get("input", {}).get("schema")
@@ -59,26 +60,17 @@ def decide_admission(system: SystemState, message: AdmitRun, library: Library) -
     return Decision(drafts, [Answer(message.client, result=result)])
 
 
-def _attach(run: RunState, message: AdmitRun) -> Decision:
+def _attach(run: RunState, message: AdmitRun, library: Library) -> Decision:
     """Same id, same input, same definition: the caller joins the run. Otherwise nothing happens."""
     if run.admission.get("inputHash") != message.input_hash:
         mismatch = RunInputMismatchError(run_id=run.run_id, what="input")
         return Decision([], [Answer(message.client, error=mismatch)])
     assert run.plan is not None
-    changes = [
-        f"{name}: {old} → {new}"
-        for name, old, new in (
-            (
-                "workflowDefinitionHash",
-                run.admission["workflowDefinitionHash"],
-                message.definition_hash,
-            ),
-            ("workflowVersionId", run.plan.version_id, message.version_id),
-        )
-        if old != new
-    ]
+    changes = find_drift(run, message, library)
     if changes:
-        drift = CapabilityDriftError(run_id=run.run_id, changes=", ".join(changes))
+        drift = CapabilityDriftError(
+            run_id=run.run_id, changes=describe_changes(changes), fields_changed=changes
+        )
         return Decision([], [Answer(message.client, error=drift)])
     result = {
         "runId": run.run_id,

@@ -129,7 +129,7 @@ class Desk:
             self._loop_waiters.setdefault(loop_id, {})[link] = number
 
     def _describe_loop(self, loop_id: str) -> dict[str, Any]:
-        return describe_loop(self._kernel.system.loops[loop_id])
+        return describe_loop(self._kernel.system.loops[loop_id], self._library.cost)
 
     def _cancel_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
         run_id = check_id(arguments["runId"], "run id")

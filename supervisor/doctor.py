@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from planaria.protocol.directories import refuse_file
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.ids import derive_id
 from planaria.protocol.providers import PROVIDERS
@@ -166,9 +167,12 @@ def _examine_directory(directory: DataDirectory) -> Iterator[Finding]:
         yield Finding("directory", OK if can_make else PROBLEM, text)
         return
     if not root.is_dir():
-        yield Finding("directory", PROBLEM, f"{str(root)!r} is a file; expected a directory")
+        yield Finding("directory", PROBLEM, str(refuse_file(str(root))))
         return
-    yield _examine_permissions(root)
+    access = _examine_permissions(root)
+    yield access
+    if access.status == PROBLEM:
+        return  # nothing in it may be looked at
     if not directory.database.exists():
         if any(root.iterdir()):
             text = f"{str(root)!r} holds other things and no event log: it is no data directory"

@@ -19,6 +19,7 @@ from planaria.protocol.payloads import read_field, write_field
 from .context import wrap_value
 from .decision import Decision
 from .drafts import admit_run, make_error
+from .drift import describe_changes, find_drift
 from .kernel_messages import (
     Answer,
     DriveLoop,
@@ -41,7 +42,7 @@ def decide_start_loop(system: SystemState, message: StartLoop, library: Library)
     answer = {"outerLoopId": message.loop_id, "attached": loop is not None}
     if loop is not None:
         try:
-            _check_same(loop, message, library)
+            _check_same(system, loop, message, library)
         except PlanariaError as error:
             return Decision(actions=[Answer(message.admission.client, error=error)])
     decision = _begin(message, library) if loop is None else _resume(system, loop, message, library)
@@ -49,7 +50,7 @@ def decide_start_loop(system: SystemState, message: StartLoop, library: Library)
     return decision
 
 
-def _check_same(loop: LoopState, message: StartLoop, library: Library) -> None:
+def _check_same(system: SystemState, loop: LoopState, message: StartLoop, library: Library) -> None:
     """Refuses a loop that was begun otherwise: cycles, then goal, then input, then definition."""
     if loop.cycles_max != message.cycles_max:
         text = f"it was begun with max_outer_cycles={loop.cycles_max}, not {message.cycles_max}"
@@ -61,12 +62,18 @@ def _check_same(loop: LoopState, message: StartLoop, library: Library) -> None:
     if loop.input_hash is not None and loop.input_hash != message.admission.input_hash:
         text = "it was begun with another input: give that, or use a new loop id"
         raise config_error(loop.id, "outer_loop_input_mismatch", text)
-    lock_ref = (loop.template or {}).get("lockRef")
-    if loop.phase not in (DONE, EXHAUSTED) and lock_ref is not None:
-        old, new = lock_ref["sha256"], message.admission.lock_ref["sha256"]
-        if old != new:
-            run_id = loop.pending_run_id or loop.id
-            raise CapabilityDriftError(run_id=run_id, changes=f"lock: {old} → {new}")
+    if loop.phase in (DONE, EXHAUSTED):
+        return
+    run_ids = [*(cycle["runId"] for cycle in loop.cycles), loop.pending_run_id]
+    for run_id in reversed([run_id for run_id in run_ids if run_id is not None]):
+        run = system.runs.get(run_id) or library.run(run_id)
+        if run is None or run.plan is None:
+            continue
+        changes = find_drift(run, message.admission, library)
+        if changes:
+            text = describe_changes(changes)
+            raise CapabilityDriftError(run_id=run_id, changes=text, fields_changed=changes)
+        return
 
 
 def _begin(message: StartLoop, library: Library) -> Decision:

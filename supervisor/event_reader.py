@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import apsw
 
+from planaria.protocol.directories import refuse_empty
 from planaria.protocol.errors import DataDirectoryError, IntegrityError
 from planaria.protocol.events import Event, decode_event, encode_event
 from planaria.protocol.limits import HISTORY_PAGE_BYTES, RUNS_LISTED_MAX
@@ -181,7 +182,7 @@ class EventReader(LogReading):
         """
         path = path.resolve()
         if not path.is_file():
-            raise DataDirectoryError(message=f"there is no event log at {str(path)!r}")
+            raise refuse_empty(str(path))
         try:
             connection = apsw.Connection(
                 str(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_NOFOLLOW

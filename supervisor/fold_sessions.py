@@ -105,7 +105,7 @@ def _crash_error(session: SessionState, exit_facts: dict[str, Any]) -> dict[str,
     return {
         "name": "ProcessCrashed",
         "message": f"the process of this step ended {len(session.crashes)} times without a "
-        f"result (last: {how}); see 'planaria logs'",
+        f"result (last: {how})",
         "causeCode": "process_crashed",
         "retriable": True,
     }
@@ -146,7 +146,7 @@ def _close_call(run: RunState, event: Event, library: Library) -> None:
         if not session.is_live and not session.open_calls and run.cancellation is None:
             run.waiting[session.id] = session
     elif event.type == "harness.model.responded":
-        for counted in (session.usage, run.usage):
+        for counted in (session.usage, session.step.usage, run.usage):
             add_counts(counted, event.payload["model"], event.payload["usage"])
     elif event.type == "harness.tool_call.succeeded" and call.effect != "read":
         path = strip_attempts(session.step.path)

@@ -1,10 +1,12 @@
 """Where an outer loop is: folded from the events of its cycles' runs, and said in its manifest."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from planaria.protocol.events import Event
 from planaria.protocol.payloads import read_field, write_field
+from planaria.protocol.usage import Usage, add_usage, copy_usage, sum_models
 
 from .run_state import Error, Library, RunState, Value
 
@@ -33,6 +35,7 @@ class LoopState:
     phase: str = IDLE
     error: Error | None = None
     template: dict[str, Any] | None = None
+    usage: Usage = field(default_factory=dict)  # of its completed cycles
 
     @property
     def cycle_number(self) -> int:
@@ -73,6 +76,8 @@ def load_loop(manifest: dict[str, Any], library: Library) -> LoopState:
         if run is None:
             continue
         loop.template = make_template(run)
+        if run_id != loop.pending_run_id:
+            add_usage(loop.usage, run.usage)
         if loop.input_hash is None:
             loop.input_hash = run.admission.get("inputHash")
         if run_id == loop.pending_run_id and run.cycle_completed is not None:
@@ -130,6 +135,7 @@ def complete_cycle(loop: LoopState, run: RunState) -> None:
     if note is not None:
         entry["summary"] = note
     loop.cycles.append(entry)
+    add_usage(loop.usage, run.usage)
     loop.pending_run_id = None
     if completed["supervise"]["kind"] == "done":
         loop.result, loop.has_result = read_field(completed, "output"), True
@@ -148,8 +154,10 @@ def load_cycles(loop: LoopState, library: Library) -> list[dict[str, Any]]:
     return cycles
 
 
-def describe_loop(loop: LoopState) -> dict[str, Any]:
-    """Returns how a loop stands, as clients see it."""
+def describe_loop(
+    loop: LoopState, cost: Callable[[Usage], float | None] | None = None
+) -> dict[str, Any]:
+    """Returns how a loop stands, as clients see it; its usage is that of its completed cycles."""
     shown: dict[str, Any] = {
         "outerLoopId": loop.id,
         "status": loop.phase,
@@ -157,6 +165,10 @@ def describe_loop(loop: LoopState) -> dict[str, Any]:
         "cycles": loop.cycles,
         "pendingCycleRunId": loop.pending_run_id,
     }
+    shown["usage"] = sum_models(loop.usage)
+    shown["usageByModel"] = copy_usage(loop.usage)
+    if cost is not None and loop.usage:
+        shown["costUsd"] = cost(loop.usage)
     if loop.phase == DONE:
         shown.update(write_field("output", loop.result))
     if loop.error is not None:

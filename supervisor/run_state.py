@@ -155,6 +155,7 @@ class StepState:
     group: "GroupState | None" = None
     context: tuple[tuple[str, "StepState", int], ...] = ()  # (id, step, visible visits)
     kept: dict[str, tuple[str, Value]] = field(default_factory=dict)  # branches of an attempt
+    usage: Usage = field(default_factory=dict)  # of all its sessions
     attempts_before: int = 0  # of earlier openings of the run: the retry policy begins anew
     fix_attempt: int = 0  # 0: not a fixer's
     fixes: list[dict[str, Any]] = field(default_factory=list)  # {source, error} of failed fixes

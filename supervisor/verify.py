@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 
+from planaria.protocol.directories import refuse_empty
 from planaria.protocol.errors import DataDirectoryError
 from planaria.protocol.limits import BLOB_BYTES_MAX
 
@@ -314,7 +315,7 @@ class _Verification:
 
 def _open_database(path: Path) -> apsw.Connection:
     if not path.is_file():
-        raise DataDirectoryError(message=f"there is no event log at {str(path)!r}")
+        raise refuse_empty(str(path))
     try:
         connection = apsw.Connection(
             str(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_NOFOLLOW

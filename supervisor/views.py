@@ -9,7 +9,15 @@ from planaria.protocol.payloads import write_field
 from planaria.protocol.usage import Usage, copy_usage, sum_models
 
 from .run_rows import RunRow
-from .run_state import BACKOFF, GroupState, RunState, ScopeState, StepState, SubRunState
+from .run_state import (
+    BACKOFF,
+    CallState,
+    GroupState,
+    RunState,
+    ScopeState,
+    StepState,
+    SubRunState,
+)
 from .system_state import SystemState
 
 STEPS_SHOWN_MAX = 2_000
@@ -47,16 +55,22 @@ def _describe_unknown(run: RunState) -> list[dict[str, Any]]:
     return [
         {
             "sessionId": session.id,
-            "callId": call.call_id,
             "stepPath": session.step.path,
-            "toolName": call.tool_name,
-            "effect": call.effect,
-            "idempotencyKey": call.idempotency_key,
-            "dispatchedAt": call.started_at,
+            **_describe_effect(call),
         }
         for session in run.sessions.values()
         for call in session.unknown_calls
     ]
+
+
+def _describe_effect(call: CallState) -> dict[str, Any]:
+    return {
+        "callId": call.call_id,
+        "toolName": call.tool_name,
+        "effect": call.effect,
+        "idempotencyKey": call.idempotency_key,
+        "dispatchedAt": call.started_at,
+    }
 
 
 def describe_run(
@@ -75,6 +89,7 @@ def describe_run(
         "source": run.admission.get("source"),
         "events": run.sequence,
         "waitsFor": explain_wait(run),
+        "unknownEffects": [_describe_effect(call) for call in run.unknown_effects.values()],
         "isPlanning": run.is_planning,
         "steps": [],
     }
@@ -123,6 +138,8 @@ def _describe_step(step: StepState, left: list[int], system: SystemState | None)
         "visits": len(step.outputs),
         "attempt": step.attempt,
     }
+    if step.usage:
+        entry["usage"] = copy_usage(step.usage)
     if step.error is not None:
         entry["error"] = step.error
     if step.due_at is not None:
