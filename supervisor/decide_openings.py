@@ -62,6 +62,9 @@ def decide_admission(system: SystemState, message: AdmitRun, library: Library) -
 
 def _attach(run: RunState, message: AdmitRun, library: Library) -> Decision:
     """Same id, same input, same definition: the caller joins the run. Otherwise nothing happens."""
+    if run.admission.get("workflowId") != message.workflow_id:
+        mismatch = RunInputMismatchError(run_id=run.run_id, what="workflow")
+        return Decision([], [Answer(message.client, error=mismatch)])
     if run.admission.get("inputHash") != message.input_hash:
         mismatch = RunInputMismatchError(run_id=run.run_id, what="input")
         return Decision([], [Answer(message.client, error=mismatch)])

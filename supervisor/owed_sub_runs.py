@@ -275,7 +275,7 @@ def answer_call(run: RunState, owed: Owed, detail: Any, now: Now, library: Libra
 def settle_in_parent(system: SystemState, run: RunState, library: Library) -> list[Draft]:
     """Returns what the end of a run means to the one that has started it."""
     parent = system.runs.get(run.admission.get("parentRunId", ""))
-    if parent is None or run.run_id not in parent.sub_runs:
+    if parent is None or parent.is_ended or run.run_id not in parent.sub_runs:
         return []
     payload: dict[str, Any] = {"subRunId": run.run_id, "status": run.status}
     if run.status == "completed":
