@@ -144,7 +144,13 @@ class Workflow(Runnable):
             include=include,
             reserved=_reserve(memory, skills),
         )
-        check_document(str(name), document, workflow.tools, workflow.models, workflow.workflows)
+        check_document(
+            name if isinstance(name, str) else "",
+            document,
+            workflow.tools,
+            workflow.models,
+            workflow.workflows,
+        )
         check_workflow_id(name)
         workflow._input = workflow._output = None
         workflow.declared_input = workflow.declared_output = None

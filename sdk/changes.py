@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from planaria.protocol.errors import UsageError
+from planaria.protocol.errors import UsageError, describe_type
 from planaria.protocol.schemas import check_schema
 
 from .compilation import make_schema
@@ -19,7 +19,7 @@ def check_models(models: Mapping[str, Any]) -> dict[str, str]:
     for slot, name in models.items():
         if not isinstance(name, str):
             raise UsageError(
-                message=f"model slot {slot!r} of a fork is given a {type(name).__name__}; expected "
+                message=f"model slot {slot!r} of a fork is given {describe_type(name)}; expected "
                 "a name such as 'anthropic:claude-haiku-4-5'. An object comes with the code of a "
                 "definition"
             )

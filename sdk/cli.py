@@ -49,7 +49,8 @@ COMMANDS = (
 HELP = (
     "Run LLM-agent workflows as supervised processes that survive kill -9.\n\n"
     "Exit codes: 0 done, 1 the run failed, 2 usage or input, 3 not found, 4 refused or conflict, "
-    "5 waiting for a person, 6 data directory, 74 I/O error at a commit, 130 Ctrl-C."
+    "5 waiting for a person, 6 data directory unusable or in use, 70 an unexpected fault, "
+    "74 I/O error at a commit, 130 Ctrl-C."
 )
 
 

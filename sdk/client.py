@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from planaria.protocol.codec import Json
-from planaria.protocol.errors import WaitTimeoutError
+from planaria.protocol.errors import RunFailedError, SupervisorUnavailableError, WaitTimeoutError
 
 from .declarations import Budget
 from .history import HistoryRequests
 from .loops import LoopRequests
 from .requests import describe_budget, make_deadline, make_run_id
 from .results import RunResult, read_outcome
+from .run_logs import has_printed
+
+OPEN_STATUSES = ("admitted", "running")  # others wait for nothing, or for a person
+LOOK_SECONDS = 10.0
+_CAUSES_LOGGED = frozenset({"step_failed", "process_crashed", "step_timeout"})
 
 logger = logging.getLogger("planaria")
 
@@ -25,6 +30,8 @@ class Client(HistoryRequests, LoopRequests):
     `start_if_missing` starts a supervisor that ends with its last client. Use it as a context
     manager, or call `close`. A client is for one thread; several may have one each.
     """
+
+    silent_pid = None  # see observation.Observer: this one answers
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -125,8 +132,23 @@ class Client(HistoryRequests, LoopRequests):
             InterruptedEffectError: it can't go on before a person has decided.
             WaitTimeoutError: `timeout` seconds have passed; the run goes on.
         """
-        outcome = self._wait("wait_run", run_id, timeout, stop_fd, runId=run_id)
+        try:
+            outcome = self._wait("wait_run", run_id, timeout, stop_fd, runId=run_id)
+        except WaitTimeoutError:
+            outcome = self._look_once(run_id)
+            if outcome["status"] in OPEN_STATUSES:
+                raise
         return self.read_outcome(outcome, workflow)
+
+    def _look_once(self, run_id: str) -> dict[str, Any]:
+        """Returns how a run stands when its waiter's time is over: of one that has ended the
+        answer may just not have come within that time, which may have been no time at all.
+        """
+        try:
+            shown: dict[str, Any] = self.ask("get_run", timeout=LOOK_SECONDS, runId=run_id)
+            return shown
+        except SupervisorUnavailableError:
+            return {"status": "running"}  # as far as can be known
 
     def result(self, run_id: str, *, workflow: Any = None) -> RunResult:
         """Returns the result of a run that has ended; raises as `wait` if it failed.
@@ -135,7 +157,7 @@ class Client(HistoryRequests, LoopRequests):
             WaitTimeoutError: it is still open.
         """
         shown = self.status(run_id)
-        if shown["status"] not in ("completed", "failed", "cancelled", "interrupted"):
+        if shown["status"] in OPEN_STATUSES:
             raise WaitTimeoutError(run_id=run_id, seconds=0)
         return self.read_outcome(shown, workflow)
 
@@ -145,7 +167,22 @@ class Client(HistoryRequests, LoopRequests):
         Raises:
             RunFailedError, InterruptedEffectError: as `wait`.
         """
-        return read_outcome(outcome, self._load, workflow)
+        try:
+            return read_outcome(outcome, self._load, workflow)
+        except RunFailedError as error:
+            hint = self._find_printed(error)
+            if hint is None:
+                raise
+            failure = error.with_hint(hint)
+        raise failure
+
+    def _find_printed(self, error: RunFailedError) -> str | None:
+        """Returns where to read what the processes of a failed run have printed, if it helps."""
+        if error.cause_code not in _CAUSES_LOGGED:
+            return None
+        if has_printed(self.directory / "runs" / error.run_id / "logs"):
+            return f"'planaria logs {error.run_id}' shows what its processes have printed"
+        return "It has printed nothing" if error.cause_code == "process_crashed" else None
 
     def cancel(self, run_id: str, *, reason: str | None = None) -> dict[str, Any]:
         """Asks to cancel a run; returns {runId, status, alreadyEnded} as it was then."""

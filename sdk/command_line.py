@@ -33,6 +33,7 @@ DataDir = Annotated[
         "--data-dir",
         help="The data directory; default: PLANARIA_DATA_DIR, or .little-workflow here.",
         show_default=False,
+        readable=False,  # else the parser refuses it as usage; it is the directory's fault: code 6
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout, and nothing else.")]

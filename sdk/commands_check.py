@@ -21,7 +21,7 @@ def check(
         with stdout_kept():
             workflow = load_target(target, str(module) if module else None)
     except WorkflowInvalidError as error:
-        name, findings = str(error.fields.get("name", target)), list(error.fields["findings"])
+        name, findings = str(error.fields.get("name") or target), list(error.fields["findings"])
     else:
         name, version = workflow.id, workflow.version_id
         findings = find_model_problems(workflow)

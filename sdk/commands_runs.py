@@ -13,7 +13,9 @@ from planaria.protocol.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_RUN_FAILED,
+    PlanariaError,
     SupervisorUnavailableError,
+    UsageError,
     WaitTimeoutError,
 )
 from planaria.protocol.ids import check_id
@@ -94,13 +96,20 @@ def run(
     from .providers import check_packages
     from .requests import make_run_id
 
+    is_named = run_id is not None
     run_id = make_run_id() if run_id is None else check_id(run_id, "run id")
     value = read_input(input)
-    with stdout_kept():
-        workflow = load_target(target, str(module) if module else None)
-    workflow.dump_input(value)  # refused before anything is made or started
-    check_packages(workflow)
     directory = find_directory(data_dir)
+    try:
+        with stdout_kept():
+            workflow = load_target(target, str(module) if module else None)
+        workflow.dump_input(value)  # refused before anything is made or started
+    except UsageError as error:
+        hint = _find_open(run_id, data_dir) if is_named else None
+        if hint is None:
+            raise
+        raise error.with_hint(hint) from error
+    check_packages(workflow)
     if detach:
         keep_supervisor(directory)
     with leaving_open(run_id, data_dir), Client(directory) as client:
@@ -230,13 +239,38 @@ def finish(
     try:
         with Progress(run_id, is_live=is_terminal, is_silent=silent) as progress:
             if not silent:
-                _follow(client, run_id, progress, deadline)
+                _follow_until(client, run_id, progress, deadline)
             found = client.wait(run_id, timeout=_left(deadline))
     except (SupervisorUnavailableError, WaitTimeoutError) as error:
         if timeout is None or _left(deadline):
             raise
         raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
     return _write_result(found, as_json)
+
+
+def _find_open(run_id: str, data_dir: Path | None) -> str | None:
+    """Returns how an open run goes on whose definition can't be loaded now; None of another one."""
+    from .observation import observe
+
+    try:
+        with observe(data_dir) as observer:
+            shown = observer.status(run_id)
+    except PlanariaError:
+        return None
+    if shown["status"] not in OPEN_STATUSES:
+        return None
+    command = carry_on_command("resume", run_id, data_dir)
+    return f"Run {run_id!r} is open: {command!r} goes on with the code that it was admitted with"
+
+
+def _follow_until(
+    client: "Client", run_id: str, progress: "Progress", deadline: float | None
+) -> None:
+    try:
+        _follow(client, run_id, progress, deadline)
+    except SupervisorUnavailableError:
+        if deadline is None or _left(deadline):
+            raise  # else time is over, and what there is to be told is told after one more look
 
 
 def _follow(client: "Client", run_id: str, progress: "Progress", deadline: float | None) -> None:

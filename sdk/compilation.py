@@ -4,12 +4,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planaria.protocol.codec import hash_jcs
-from planaria.protocol.errors import UsageError, ValueRefusedError, WorkflowInvalidError
+from planaria.protocol.errors import (
+    UsageError,
+    ValueRefusedError,
+    WorkflowInvalidError,
+    describe_type,
+)
 from planaria.protocol.findings import Finding
 from planaria.protocol.json_paths import extend_path
 from planaria.protocol.locks import find_large_numbers
 from planaria.protocol.lwir import find_not_built, validate_lwir
-from planaria.protocol.values import ValueType
+from planaria.protocol.values import ValueType, check_json
 
 from .declarations import Skill
 from .model_slots import check_slot, describe_slot, is_agent, is_model_name
@@ -119,7 +124,7 @@ def collect_skills(name: str, skills: Sequence[Any]) -> tuple[Skill, ...]:
     for index, skill in enumerate(skills):
         if not isinstance(skill, Skill):
             raise UsageError(
-                message=f"skills[{index}] of {name!r} is a {type(skill).__name__}; expected "
+                message=f"skills[{index}] of {name!r} is {describe_type(skill)}; expected "
                 "Skill(name, description, path)"
             )
         if skill.name in found:
@@ -170,11 +175,9 @@ def check_document(
         workflows=set(workflows) if is_named else set(),
     )
     if not findings:
-        findings = [
-            *find_not_built(document),
-            *find_large_numbers(document),
-            *_check_arguments(document["steps"], "$.steps", tools),
-        ]
+        findings = [*find_not_built(document), *find_large_numbers(document)]
+    if isinstance(document, dict) and _is_json(document):
+        findings += _check_arguments(document.get("steps"), "$.steps", tools)
     if findings:
         raise_findings(name, findings)
 
@@ -239,18 +242,37 @@ def hash_definition(
     return hash_jcs(identity)
 
 
+def _is_json(document: dict[str, Any]) -> bool:
+    try:
+        check_json(document)
+    except ValueRefusedError:
+        return False  # it may hold itself, and a walk over it would never end
+    return True
+
+
 def _check_arguments(
-    steps: list[dict[str, Any]], path: str, tools: Mapping[str, Tool[..., Any]]
+    steps: Any, path: str, tools: Mapping[str, Tool[..., Any]]
 ) -> Iterator[Finding]:
-    """Yields the arguments of `tool.call` steps that their tool doesn't have, or that it lacks."""
-    for index, step in enumerate(steps):
-        here = f"{path}[{index}]"
-        if step["uses"] == "parallel":
-            yield from _check_arguments(step["steps"], f"{here}.steps", tools)
-        args = step["with"].get("args")
-        if step["uses"] != "tool.call" or not isinstance(args, dict):
+    """Yields the arguments of `tool.call` steps that their tool doesn't have, or that it lacks.
+
+    Where the document is malformed there are findings already, and nothing is yielded.
+    """
+    listed: list[Any] = steps if isinstance(steps, list) else []
+    for index, step in enumerate(listed):
+        if not isinstance(step, dict):
             continue
-        parameters = tools[step["with"]["tool"]].parameters
+        here = f"{path}[{index}]"
+        if step.get("uses") == "parallel":
+            yield from _check_arguments(step.get("steps"), f"{here}.steps", tools)
+        asked: Any = step.get("with")
+        if step.get("uses") != "tool.call" or not isinstance(asked, dict):
+            continue
+        named: Any = asked.get("tool")
+        args: Any = asked.get("args")
+        tool = tools.get(named) if isinstance(named, str) else None
+        if tool is None or not isinstance(args, dict):
+            continue
+        parameters = tool.parameters
         known = ", ".join(list(parameters["properties"])[:_NAMES_SHOWN]) or "none"
         for name in args:
             if name not in parameters["properties"]:

@@ -17,6 +17,7 @@ from planaria.protocol.errors import (
     UsageError,
     UserCodeError,
     WorkflowInvalidError,
+    describe_type,
 )
 
 from .authoring import Workflow
@@ -190,9 +191,9 @@ def load_target(target: str, module: str | None = None) -> Runnable:
         origin = origin_in_module(loaded, name)
     found = _find_attribute(loaded, name)
     if not isinstance(found, Runnable):
-        what = "nothing of that name" if found is None else f"a {type(found).__name__} there"
+        what = "there is nothing of that name" if found is None else f"it is {describe_type(found)}"
         raise UsageError(
-            message=f"{target!r} names no workflow: {place!r} has {what}; its workflows are: "
+            message=f"{target!r} names no workflow: {what}. The workflows of {place!r}: "
             f"{show_names(loaded, Runnable)}"
         )
     found.origin = origin
@@ -208,7 +209,7 @@ def collect_parts(
     own = getattr(module, "models", {})
     if not isinstance(own, Mapping):
         raise UsageError(
-            message=f"`models` in {module.__file__!r} is a {type(own).__name__}; expected a map of "
+            message=f"`models` in {module.__file__!r} is {describe_type(own)}; expected a map of "
             "model slots"
         )
     where = module.__name__
@@ -230,15 +231,20 @@ def _load_document_target(path: Path, module: str | None) -> Workflow:
     # A slot that is called like a model stands for it: then no module has to say so.
     named = [slot for slot in slots or () if isinstance(slot, str) and ":" in slot]
     parts = collect_parts(_import_file(file) if file else None, {slot: slot for slot in named})
-    workflow = Workflow.from_document(
-        document,
-        tools=list(parts.tools.values()),
-        models=parts.models,
-        workflows=list(parts.workflows.values()),
-        memory=parts.memory,
-        skills=parts.declared_skills,
-        env=parts.env,
-    )
+    try:
+        workflow = Workflow.from_document(
+            document,
+            tools=list(parts.tools.values()),
+            models=parts.models,
+            workflows=list(parts.workflows.values()),
+            memory=parts.memory,
+            skills=parts.declared_skills,
+            env=parts.env,
+        )
+    except WorkflowInvalidError as error:
+        if error.fields["name"]:
+            raise
+        raise WorkflowInvalidError(name=str(path), findings=error.fields["findings"]) from error
     workflow.origin = Origin("lwir", path.name, file)
     return workflow
 

@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from planaria.protocol.errors import name_failure
+
 PAYLOAD_CHARS_MAX = 120
 PIPE_COLUMNS = 400  # of a file or a pipe, where nothing is cut at an edge
 STYLES = {
@@ -114,15 +116,8 @@ def show_run(run: dict[str, Any]) -> None:
         console.print(escape(format_usage(by_model, run.get("costUsd", 0))))
     if run.get("waitsFor"):
         console.print(f"waits for: {escape(run['waitsFor'])}")
-    for unknown in run.get("interrupted") or ():
-        console.print(
-            escape(
-                f"unknown outcome: {unknown['toolName']} ({unknown['effect']}) at step "
-                f"{unknown['stepPath']}, key {unknown['idempotencyKey']}, dispatched "
-                f"{format_instant(unknown['dispatchedAt'])}"
-            ),
-            style="magenta",
-        )
+    for unknown in _list_unknown(run):
+        console.print(escape(_describe_unknown(unknown)), style="magenta")
     error = run.get("error")
     if error:
         console.print(escape(f"error: {describe_failure(error)}"), style="red")
@@ -134,7 +129,24 @@ def show_run(run: dict[str, Any]) -> None:
 def describe_failure(error: dict[str, Any]) -> str:
     """Returns a recorded error as a sentence."""
     cause = error.get("causeCode") or error.get("code") or "failed"
-    return f"{error.get('message', 'no message')} ({cause})"
+    text = name_failure(error.get("name"), error.get("message", "no message"), cause)
+    return f"{text} ({cause})"
+
+
+def _list_unknown(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the effects whose outcome is unknown; where the run is held by one, with its step."""
+    held: list[dict[str, Any]] = run.get("interrupted") or []
+    listed: list[dict[str, Any]] = run.get("unknownEffects") or []
+    known = {unknown["callId"] for unknown in held}
+    return held + [unknown for unknown in listed if unknown["callId"] not in known]
+
+
+def _describe_unknown(unknown: dict[str, Any]) -> str:
+    place = f" at step {unknown['stepPath']}" if unknown.get("stepPath") else ""
+    return (
+        f"unknown outcome: {unknown['toolName']} ({unknown['effect']}){place}, key "
+        f"{unknown['idempotencyKey']}, dispatched {format_instant(unknown['dispatchedAt'])}"
+    )
 
 
 def format_usage(usage: dict[str, Any], cost_usd: float | None = 0) -> str:
@@ -252,12 +264,14 @@ def show_processes(supervisor: dict[str, Any], processes: list[dict[str, Any]]) 
     tree = Tree(Text(f"supervisor pid {supervisor['pid']}", style="bold"), guide_style="dim")
     by_run: dict[str, list[dict[str, Any]]] = {}
     for process in processes:
+        if process["pid"] is None:
+            continue  # it is being launched: there is nothing to be looked at yet
         by_run.setdefault(process["runId"] or "", []).append(process)
     for run_id in sorted(by_run, key=lambda run_id: (run_id == "", run_id)):
         branch = tree.add(Text(run_id or "ready, without a run yet"))
         for process in by_run[run_id]:
             line = Text.assemble(
-                (f"pid {process['pid'] or '-'}", "cyan"), f" {process['kind']} {process['status']}"
+                (f"pid {process['pid']}", "cyan"), f" {process['kind']} {process['status']}"
             )
             if process["stepPath"]:
                 line.append(f" step {name_step(process['stepPath'])}")
@@ -268,6 +282,10 @@ def show_processes(supervisor: dict[str, Any], processes: list[dict[str, Any]]) 
             below = branch.add(line)
             for descendant in process.get("descendants", ()):
                 below.add(Text(f"pid {descendant['pid']} {descendant['name']}", style="dim"))
+    if supervisor.get("others"):
+        branch = tree.add(Text("for the supervisor: servers that fork children, new children"))
+        for other in supervisor["others"]:
+            branch.add(Text(f"pid {other['pid']} {other['name']}", style="dim"))
     make_console().print(tree)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planaria.protocol.errors import PlanariaError, error_from_wire
+from planaria.protocol.errors import DataDirectoryError, error_from_wire
 
 from .discovery import supervisor_command
 
@@ -30,7 +30,7 @@ def read_log(directory: Path, *arguments: str) -> Iterator[Any]:
         problem = process.stderr.read().strip().splitlines()
     if process.returncode != 0:
         last = problem[-1] if problem else f"it ended with code {process.returncode}"
-        raise PlanariaError(message=f"the log of {str(directory)!r} can't be read: {last}")
+        raise DataDirectoryError(message=f"the log of {str(directory)!r} can't be read: {last}")
 
 
 def read_answer(directory: Path, *arguments: str) -> Any:

@@ -90,7 +90,7 @@ def read_loop(answer: dict[str, Any], load: Load) -> RunResult:
         )
     error = answer.get("error") or {}
     fields: dict[str, Any] = {
-        "run_id": run_id,
+        "run_id": answer.get("pendingCycleRunId") or run_id,  # a loop stops in an open cycle
         "outer_loop_id": loop_id,
         "failed_step_path": error.get("failedStepPath"),
         "error_name": error.get("name"),

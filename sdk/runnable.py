@@ -5,7 +5,12 @@ from functools import cached_property
 from typing import Any
 
 from planaria.protocol.codec import Json
-from planaria.protocol.errors import InputSchemaError, UsageError, ValueRefusedError
+from planaria.protocol.errors import (
+    InputSchemaError,
+    UsageError,
+    ValueRefusedError,
+    describe_type,
+)
 from planaria.protocol.ids import check_workflow_id
 from planaria.protocol.locks import make_version_id
 from planaria.protocol.schemas import validate_value
@@ -184,7 +189,7 @@ def collect_workflows(name: str, workflows: Sequence[Any]) -> dict[str, Runnable
     for index, one in enumerate(workflows):
         if not isinstance(one, Runnable):
             raise UsageError(
-                message=f"workflows[{index}] of {name!r} is a {type(one).__name__}; expected the "
+                message=f"workflows[{index}] of {name!r} is {describe_type(one)}; expected the "
                 "Workflow or Orchestrator itself"
             )
         if one.id in found or one.id == name:

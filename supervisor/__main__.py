@@ -29,7 +29,7 @@ def main() -> int:
         case "serve":
             return _serve(arguments)
         case "verify":
-            return _verify(arguments.directory, arguments.json, arguments.pages)
+            return _verify(arguments)
         case "doctor":
             return _examine(arguments.directory, arguments.json)
     return _read(arguments)
@@ -57,6 +57,9 @@ def _make_parser() -> argparse.ArgumentParser:
     verify = add("verify", "check everything in the directory against its events")
     verify.add_argument("--json", action="store_true")
     verify.add_argument("--pages", action="store_true", help="check every page of the database too")
+    verify.add_argument(
+        "--repair", action="store_true", help="make wrong manifests of outer loops anew from events"
+    )
     add("doctor", "look at the machine and the directory").add_argument(
         "--json", action="store_true"
     )
@@ -107,11 +110,14 @@ def _announce(facts: dict[str, Any]) -> None:
     _write(facts)
 
 
-def _verify(directory: Path, as_json: bool, pages: bool) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     from .verify import verify_directory
 
+    directory, as_json = arguments.directory, arguments.json
     try:
-        report = verify_directory(directory, integrity_check=pages)
+        report = verify_directory(
+            directory, integrity_check=arguments.pages, with_repair=arguments.repair
+        )
     except PlanariaError as error:
         return _refuse(error, as_json)
     except OSError as error:
@@ -123,6 +129,7 @@ def _verify(directory: Path, as_json: bool, pages: bool) -> int:
         "runs": report.runs,
         "blobs": report.blobs,
         "artifacts": report.artifacts,
+        "outerLoops": report.loops,
         "unreferencedBlobs": report.unreferenced,
     }
     if as_json:
@@ -130,14 +137,17 @@ def _verify(directory: Path, as_json: bool, pages: bool) -> int:
             {"invariant": v.invariant, "runId": v.run_id, "sequence": v.sequence, "text": v.message}
             for v in report.violations
         ]
-        _write({**counts, "violations": violations, "findings": list(report.findings)})
+        listed = {"violations": violations, "findings": list(report.findings)}
+        _write({**counts, **listed, "repaired": list(report.repaired)})
     else:
+        for line in report.repaired:
+            print(f"repaired: {line}")
         for line in report.lines():
             print(line)
         found = len(report.violations) + len(report.findings)
         print(
             f"{report.events} events of {report.runs} runs, {report.blobs} blobs, "
-            f"{report.artifacts} artifacts: "
+            f"{report.artifacts} artifacts, {report.loops} outer loops: "
             + (f"{found} finding(s)" if found else "everything is as it was written")
         )
     return 0 if report.is_sound else EXIT_DATA_DIRECTORY

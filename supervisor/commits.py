@@ -12,6 +12,7 @@ from .desk import Desk
 from .faults import Faults
 from .kernel import Turn
 from .loop_files import LoopFiles
+from .run_state import Now
 from .storage import Storage, stop_the_world
 from .system_state import SystemState
 
@@ -31,7 +32,7 @@ class Commits:
 
     def record(self, event_type: str, payload: dict[str, Any]) -> None:
         """Commits an event of the supervisor itself."""
-        self._append([self._make_system_event(event_type, payload)])
+        self._append([self._make_system_event(event_type, payload, read_clock())])
 
     def commit(self, turns: list[Turn]) -> None:
         """Commits the events of all turns together, and tells the desk of them."""
@@ -40,7 +41,9 @@ class Commits:
             self._write_blobs(turn)
             for loop_id, data in turn.files:
                 self.write_manifest(loop_id, data)
-            events.extend(self._make_system_event(kind, payload) for kind, payload in turn.notes)
+            # Of the same moment as what they tell of: the log takes no event before another one.
+            now = Now(turn.events[0].at, turn.events[0].mono) if turn.events else read_clock()
+            events.extend(self._make_system_event(*note, now) for note in turn.notes)
             events.extend(turn.events)
         if not events:
             return
@@ -50,7 +53,7 @@ class Commits:
                 "admittedRunId": event.run_id,
                 "admissionHash": "sha256:" + self._storage.log.first_hash(event).hex(),
             }
-            events.append(self._make_system_event("RunRecorded", recorded))
+            events.append(self._make_system_event("RunRecorded", recorded, read_clock()))
         self._append(events)
         self._desk.note_events(events)
 
@@ -69,6 +72,7 @@ class Commits:
             stop_the_world(error)
 
     def _append(self, events: list[Event]) -> None:
+        self._faults.note_commit(event.type for event in events)
         try:
             self._storage.log.append(events)
         except CommitUnknownError as error:
@@ -89,9 +93,8 @@ class Commits:
             except DataDirectoryError as error:
                 stop_the_world(error)
 
-    def _make_system_event(self, event_type: str, payload: dict[str, Any]) -> Event:
+    def _make_system_event(self, event_type: str, payload: dict[str, Any], now: Now) -> Event:
         self._system_sequence += 1
-        now = read_clock()
         return Event(
             run_id=SYSTEM_RUN_ID,
             sequence=self._system_sequence,

@@ -45,7 +45,11 @@ def decide_start_loop(system: SystemState, message: StartLoop, library: Library)
             _check_same(system, loop, message, library)
         except PlanariaError as error:
             return Decision(actions=[Answer(message.admission.client, error=error)])
-    decision = _begin(message, library) if loop is None else _resume(system, loop, message, library)
+    if loop is None or (loop.template is None and not loop.cycles):
+        # A loop that was cut between its first manifest and its first commit has the file only.
+        decision = _begin(message, library)
+    else:
+        decision = _resume(system, loop, message, library)
     decision.actions.insert(0, Answer(message.admission.client, result=answer))
     return decision
 

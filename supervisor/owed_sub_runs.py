@@ -253,6 +253,8 @@ def _describe_failure(run: RunState, step: StepState, settled: dict[str, Any]) -
     text = f"sub-run {settled['subRunId']} {settled['status']}"
     if error:
         text += f" ({error.get('causeCode')}): {error.get('message')}"
+    if error.get("causeCode") == "budget_exceeded":  # it had what is left of this run's own budget
+        return make_error("BudgetExceeded", text, "budget_exceeded")
     return make_error("SubRunFailed", text, "step_failed", retriable=True)
 
 

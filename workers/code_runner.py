@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from planaria.protocol.codec import Json, sort_keys
+from planaria.protocol.codec import Json
 from planaria.protocol.effects import strip_attempts
 
 from .definitions import Tool
 from .journal import Journal
 from .session import Session
-from .tool_calls import ToolRunner, bind_arguments
+from .tool_calls import ToolRunner, bind_arguments, load_arguments
 
 
 class CodeRunner:
@@ -46,7 +46,7 @@ class CodeRunner:
         async def call(n: int, name: str, args: list[Json], kwargs: dict[str, Json]) -> Json:
             tool = named[name]
             bound = bind_arguments(tool, args, kwargs)
-            arguments = tool.load_arguments(sort_keys(bound))
+            arguments = load_arguments(tool, bound)
             return await journal.call_tool(
                 position=f"{prefix}c{n}",
                 caller="code",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planaria.protocol.codec import Json, hash_value
+from planaria.protocol.errors import describe_type
 from planaria.protocol.values import ValueType
 
 from .failures import StepConfigError
@@ -93,7 +94,7 @@ class Definitions:
 
 def _check_definition(loaded: Any, place: str) -> Definition:
     if not hasattr(loaded, "tools") or not hasattr(loaded, "models"):
-        raise StepConfigError(message=f"{place} is a {type(loaded).__name__}, no Workflow")
+        raise StepConfigError(message=f"{place} is {describe_type(loaded)}, no Workflow")
     found: Definition = loaded
     return found
 

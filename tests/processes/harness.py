@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from judging import LOOP_ID, judge_roles
 from process_programs import CLASSES, Program
 
 from planaria.client import Client, RunResult
@@ -109,6 +110,11 @@ class World:
         """Returns what the supervisors that were started here have logged."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
+    def kill(self) -> None:
+        """Kills the newest supervisor, and with it its processes."""
+        self.supervisors[-1].kill()
+        assert -signal.SIGKILL == self.wait_exit()
+
     # -- workflows ---------------------------------------------------------------------------
 
     def load(self, source: str | Program, name: str = "flow") -> Any:
@@ -128,6 +134,17 @@ class World:
             return []
         return [json.loads(line) for line in self.ledger_path.read_text().splitlines()]
 
+    def asks(self) -> list[dict[str, Any]]:
+        """Returns what models and `supervise` were asked, oldest first."""
+        path = self.folder / "ledger.asks"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def mark(self, name: str, text: str = "") -> None:
+        """Writes a file that programs look for: `mortal`, or what they wait for."""
+        (self.folder / f"ledger.{name}").write_text(text)
+
     def kills(self) -> list[str]:
         """Returns the planned kills that have happened."""
         return self.kills_path.read_text().splitlines() if self.kills_path.exists() else []
@@ -136,6 +153,22 @@ class World:
         """Returns a run's events as they stand in the log, also without a supervisor."""
         with open_log(self.directory) as log:
             return list(log.read_events(run_id, 0))
+
+    def all_events(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the events of every run, by its id."""
+        with open_log(self.directory) as log:
+            run_ids = [row["runId"] for row in log.list_runs(1_000, None)]
+            return {run_id: list(log.read_events(run_id, 0)) for run_id in run_ids}
+
+    def wait_asked(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Returns the count-th request of a function that notes them, once it is there."""
+
+        def find() -> dict[str, Any] | None:
+            asked = [one for one in self.asks() if one["ask"] == name]
+            return asked[count - 1] if len(asked) >= count else None
+
+        found: dict[str, Any] = wait_until(find, f"{name} was asked {count} times")
+        return found
 
     def wait_ledger(self, tool: str, count: int = 1) -> dict[str, Any]:
         """Returns the count-th note of a tool, once it is there."""
@@ -253,6 +286,28 @@ def finish(client: Client, run_id: str = "r") -> RunResult | InterruptedEffectEr
         return error
 
 
+def begin(world: World, client: Client, program: Program) -> None:
+    """Starts the run `r` of a program, or its outer loop."""
+    workflow = world.load(program)
+    if program.cycles_max is None:
+        client.start(workflow, program.input, run_id="r")
+        return
+    client.start_loop(
+        workflow,
+        program.input,
+        max_outer_cycles=program.cycles_max,
+        supervise=sys.modules["flow__planaria"].supervise,
+        outer_loop_id=LOOP_ID,
+    )
+
+
+def finish_program(client: Client, program: Program) -> RunResult | InterruptedEffectError:
+    """Returns the result of what `begin` has started."""
+    if program.cycles_max is not None:
+        return client.wait_loop(LOOP_ID, timeout=DEADLINE_SECONDS)
+    return finish(client)
+
+
 def judge(
     world: World,
     outcome: RunResult | InterruptedEffectError,
@@ -260,6 +315,10 @@ def judge(
     run_id: str = "r",
 ) -> None:
     """Compares a run with the ledger: what was done how often, and what came of it."""
+    if program.asks:
+        assert isinstance(outcome, RunResult), outcome
+        judge_roles(world, outcome.output, program)
+        return
     executions, events = world.executions(), world.events(run_id)
     ends = sum(1 for event in events if event["type"] == "ProcessExited")
     done: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -306,8 +365,8 @@ def try_faults(folder: Path, faults: dict[str, Any], program: Program = CLASSES)
     try:
         world.start(faults=faults)
         client = world.client()
-        client.start(world.load(program), program.input, run_id="r")
-        outcome = finish(client)
+        begin(world, client, program)
+        outcome = finish_program(client, program)
         if isinstance(outcome, RunResult):
             wait_retired(client)
         client.close()

@@ -357,7 +357,7 @@ def test_fork_has_each_change(data: Path) -> None:
     ("change", "text"),
     [
         ({"models": {"m": "gpt"}}, "model slot 'm' holds 'gpt'"),
-        ({"models": {"m": 3}}, "model slot 'm' of a fork is given a int"),
+        ({"models": {"m": 3}}, "model slot 'm' of a fork is given an int"),
         ({"output_schema": {"type": "string", "format": "date"}}, "$.format"),
         ({"input": {1, 2}}, "can't be recorded"),
     ],

@@ -51,7 +51,7 @@ def test_definitions_within_one_source_are_loaded_once() -> None:
         (("gone",), "flows.py:outer has no workflow 'gone'; there are: broken, inner"),
         (("inner", "gone"), "flows.py:outer/inner has no workflow 'gone'; there are: innermost"),
         (("inner", "innermost", "gone"), "there are: none"),
-        (("broken",), "flows.py:outer/broken is a int, no Workflow"),
+        (("broken",), "flows.py:outer/broken is an int, no Workflow"),
     ],
 )
 def test_missing_definition_is_named(within: tuple[str, ...], text: str) -> None:

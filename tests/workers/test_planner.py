@@ -9,8 +9,8 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ToolCallPart
 
-from planaria.protocol.lwir import NOT_BUILT_KINDS, validate_lwir
-from planaria.protocol.lwir_fields import WITH_FIELDS
+from planaria.protocol.lwir import validate_lwir
+from planaria.protocol.lwir_fields import NOT_BUILT_KINDS, WITH_FIELDS
 from planaria.workers.planner_guide import EXAMPLE, GUIDE
 
 from .memory_supervisor import MemoryTool, SessionLog, carry, make_definition, make_delivery
