@@ -21,7 +21,6 @@ CODES = frozenset(
     "lwir.invalid_code_run_source lwir.unknown_need lwir.duplicate_step_id lwir.reserved_id "
     "lwir.not_built_yet expression.invalid schema.unsupported_keyword".split()
 )
-NOT_BUILT_KINDS = frozenset({"approval", "wait"})
 IDS_SHOWN_MAX = 10
 
 
@@ -51,27 +50,6 @@ def validate_lwir(
         _check_scope(report, document, ("steps",), document.get("steps"), ())
     positions = _Positions(document)
     return [finding for _, finding in sorted(report.findings, key=lambda f: positions.of(f[0]))]
-
-
-def find_not_built(document: object) -> list[Finding]:
-    """Returns what a valid document asks for that this version can't run yet."""
-    findings: list[Finding] = []
-
-    def visit(steps: Json, path: str) -> None:
-        for index, step in enumerate(steps if isinstance(steps, list) else ()):
-            if not isinstance(step, dict):
-                continue
-            here = f"{path}[{index}]"
-            if isinstance(step.get("uses"), str) and step["uses"] in NOT_BUILT_KINDS:
-                refuse(f"{here}.uses", f"steps of kind {step['uses']}")
-            visit(step.get("steps"), f"{here}.steps")
-
-    def refuse(path: str, what: str) -> None:
-        message = f"this version of planaria can't run {what} yet: write the workflow without"
-        findings.append(Finding("lwir.not_built_yet", path, message))
-
-    visit(document.get("steps") if isinstance(document, dict) else None, "$.steps")
-    return findings
 
 
 @dataclass(frozen=True, slots=True)

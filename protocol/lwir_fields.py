@@ -6,7 +6,6 @@ A kind has only the fields that something is done with: any other is reported, n
 import ast
 import re
 import warnings
-from datetime import datetime
 
 from .codec import Json
 from .limits import STEPS_PER_SCOPE_MAX
@@ -28,6 +27,7 @@ from .lwir_report import (
     check_fields,
     one_of,
 )
+from .moments import parse_moment
 from .templates import Keys
 
 VISITS_MAX = 100
@@ -39,9 +39,6 @@ CODE_CHARS_MAX = 20_000  # ast.parse took 0.24 s for as much, on a busy machine
 WORKER_KINDS = frozenset({"ai.generate", "tool.call", "code.run"})
 OUTPUT_MODES = ("text", "object", "array", "choice", "json")
 
-_RFC_3339 = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
-)
 _VERSION_ID = re.compile(r"wv_[0-9a-f]{32}")
 
 
@@ -79,13 +76,10 @@ def _template_or(check: Check) -> Check:
 
 
 def a_moment(report: Report, keys: Keys, value: Json) -> None:
-    if isinstance(value, str) and _RFC_3339.fullmatch(value):
-        try:
-            datetime.fromisoformat(value.upper())
-            return
-        except ValueError:
-            pass
-    report.add_value(keys, "a time with its offset, like '2030-01-31T09:00:00Z'", value)
+    try:
+        parse_moment(value)
+    except ValueError:
+        report.add_value(keys, "a time with its offset, like '2030-01-31T09:00:00Z'", value)
 
 
 def a_version_id(report: Report, keys: Keys, value: Json) -> None:

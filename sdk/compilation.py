@@ -8,7 +8,7 @@ from planaria.protocol.errors import UsageError, ValueRefusedError, WorkflowInva
 from planaria.protocol.findings import Finding
 from planaria.protocol.json_paths import extend_path
 from planaria.protocol.locks import find_large_numbers
-from planaria.protocol.lwir import find_not_built, validate_lwir
+from planaria.protocol.lwir import validate_lwir
 from planaria.protocol.values import ValueType
 
 from .declarations import Skill
@@ -171,7 +171,6 @@ def check_document(
     )
     if not findings:
         findings = [
-            *find_not_built(document),
             *find_large_numbers(document),
             *_check_arguments(document["steps"], "$.steps", tools),
         ]

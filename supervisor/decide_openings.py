@@ -41,6 +41,8 @@ def decide_admission(system: SystemState, message: AdmitRun, library: Library) -
         details["deadlineMs"] = message.deadline_ms
     if message.labels:
         details["labels"] = message.labels
+    if message.on_interrupted is not None:
+        details["onInterrupted"] = message.on_interrupted
     if message.budget:
         details["budget"] = message.budget
     drafts = admit_run(

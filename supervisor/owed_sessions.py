@@ -114,14 +114,15 @@ def hold_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Libr
             session.id,
         )
         for call in session.open_calls.values()
-        if call.fails_closed
+        if call.fails_closed and (call.is_lost or session.finish is not None)
     ]
 
 
 def interrupt(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     """Says that a run can't move on: an effect is unknown and nothing else is left to do."""
     can_move = any(not session.is_held for session in run.sessions.values())
-    if len(run.owed) > 1 or can_move or run.backoffs or run.awaits_sub_runs:
+    waits = run.awaits_sub_runs or run.approvals or run.waits
+    if len(run.owed) > 1 or can_move or run.backoffs or waits:
         return []
     session = next(s for s in run.sessions.values() if s.is_held)
     call = next(c for c in session.unknown_calls if c.fails_closed)

@@ -57,12 +57,11 @@ def call_workflow(
 
 def _start_for_step(run: RunState, step: StepState, library: Library) -> list[Draft]:
     arguments = step.plan.document["with"]
-    assert step.plan.call_input is not None
     return _start(
         run,
         sub_run_id(run.run_id, step.path, step.attempt),
         arguments,
-        evaluate(run, step, step.plan.call_input, library),
+        evaluate(run, step, step.plan.templates["input"], library),
         {"stepPath": step.path},
         library,
         is_awaited=arguments.get("wait", True),
