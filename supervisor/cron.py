@@ -43,12 +43,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime(9_900, 1, 1, tzinfo=UTC)  # datetime ends with 9999; the horizon fits in between
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
+_MONTHS = "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"
+_DAYS = "SUN MON TUE WED THU FRI SAT"
 _FIELDS = ("minute", "hour", "day of month", "month", "day of week")
-_NAMES = {
-    3: frozenset("JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC".split()),
-    4: frozenset("SUN MON TUE WED THU FRI SAT".split()),
+_NAMES = {  # index of the field -> its names, as numbers
+    3: {name: number for number, name in enumerate(_MONTHS.split(), start=1)},
+    4: {name: number for number, name in enumerate(_DAYS.split())},
 }
-_CHARS = re.compile(r"[0-9A-Za-z*/,#-]+")
+_CHARS = re.compile(r"[0-9A-Za-z*/,-]+")
+_SPAN_WITH_STEP = re.compile(r"([0-9A-Za-z]+)-([0-9A-Za-z]+)/[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def parse_cron(text: object, zone: object) -> Cron:
         )
     for index, field in enumerate(fields):
         _check_field(text, index, field)
-    cron = Cron(" ".join(fields), check_zone(zone))
+    plain = [_write_plainly(index, field) for index, field in enumerate(fields)]
+    cron = Cron(" ".join(plain), check_zone(zone))
     try:
         CronSim(cron.fields, datetime(2000, 1, 1))
     except CronSimError as error:
@@ -202,12 +206,30 @@ def _check_field(text: str, index: int, field: str) -> None:
     """Refuses what cronsim would take and a five-field cron doesn't know."""
     words = re.findall(r"[A-Z]+", field.upper())
     is_known = all(word in _NAMES.get(index, ()) for word in words)
-    if not _CHARS.fullmatch(field) or "#" in field or not is_known:
+    if not _CHARS.fullmatch(field) or not is_known:
         raise UsageError(
             message=f"cron {text!r} has the {_FIELDS[index]} {field!r}: expected numbers, `*`, "
             "`-`, `,` and `/`, and in the last two fields names like JAN or MON; `L`, `W`, `#` "
             "and `@` aren't supported"
         )
+
+
+def _write_plainly(index: int, field: str) -> str:
+    """Returns the field with `5-5/2` as `5`: cronsim would read `5/2`, which goes on to the end."""
+    parts = field.split(",")
+    for number, part in enumerate(parts):
+        span = _SPAN_WITH_STEP.fullmatch(part)
+        if span is not None and _read_number(index, span[1]) == _read_number(index, span[2]):
+            step = int(part.partition("/")[2])
+            parts[number] = span[1] if step > 0 else part
+    return ",".join(parts)
+
+
+def _read_number(index: int, word: str) -> int | str:
+    known = _NAMES.get(index, {}).get(word.upper())
+    if known is not None:
+        return known
+    return int(word) if word.isdecimal() else word
 
 
 def _next_fixed(cron: Cron, zone: ZoneInfo, at: datetime) -> datetime | None:

@@ -32,7 +32,7 @@ from planaria import Client, PlanariaError  # noqa: E402
 
 LATENCY_SECONDS = 0.15  # of the local models; a provider takes seconds
 DELAY_MAX_SECONDS = 0.05  # the seed chooses how deep into its moment a blow comes
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.02
 MARK_VARIABLE = "PLANARIA_EXAMPLE_MARK"
 # Calls that nobody but the supervisor or the sandbox carries out: no line of the ledger is theirs.
 UNLEDGERED = frozenset({"plan_workflow", "run_workflow", "start_workflow", "try_source"})

@@ -12,16 +12,12 @@ FOLDER has the Python files, of which the first 50 count; by default the standar
 --quick takes 12 files.
 """
 
-import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from disturbance import (
-    LATENCY_SECONDS,
-    PATH_VARIABLE,
     Blow,
     Example,
     Played,
@@ -31,145 +27,13 @@ from disturbance import (
     of_supervisor,
     read_options,
 )
-from ledger import noted
-from measures import measure_file
-from pydantic import BaseModel
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
-from pydantic_ai.models.function import AgentInfo, FunctionModel
-from reviewers import NotedModel, answer, count_turns, read_input
+from fanout_agents import AT_ONCE, fanout
 from rich.console import Console
 
-from planaria import Client, Orchestrator, Planner, Workflow, current_call, tool
+from planaria import Client
 
 FILES = 50
 FILES_QUICK = 12
-AT_ONCE = 10
-MEASURING_SECONDS = 0.05  # so that kills find files that are being measured
-LARGEST_SHOWN = 5
-
-
-class Place(BaseModel):
-    """Where the files are, and how many count."""
-
-    folder: str
-    files: int
-
-
-class Size(BaseModel):
-    """What is told of one file."""
-
-    name: str
-    lines: int
-    functions: int
-    undocumented: int
-
-
-class Summary(BaseModel):
-    """What is told of all of them."""
-
-    files: int
-    lines: int
-    functions: int
-    undocumented: int
-    largest: list[Size]
-
-
-class File(BaseModel):
-    """The input of a sub-run."""
-
-    path: str
-
-
-@tool(effect="read")
-def find_sources(folder: str, files: int) -> list[str]:
-    """Lists the first Python files of a folder, by name."""
-    current = current_call()
-    with noted("tool", "find_sources", current.session_id, current.call_id):
-        return [str(path) for path in sorted(Path(folder).glob("*.py"))[:files]]
-
-
-@tool(effect="read")
-def measure_source(path: str) -> Size:
-    """Measures a Python file by its syntax tree."""
-    current = current_call()
-    with noted("tool", "measure_source", current.session_id, current.call_id):
-        time.sleep(MEASURING_SECONDS)
-        found = measure_file(Path(path))
-        return Size(
-            name=Path(path).name,
-            lines=found.lines,
-            functions=found.functions,
-            undocumented=len(found.undocumented),
-        )
-
-
-async def draft_measuring(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Drafts the workflow for one file: a single call."""
-    await asyncio.sleep(LATENCY_SECONDS)
-    step = {
-        "id": "measure",
-        "uses": "tool.call",
-        "with": {"tool": "measure_source", "args": {"path": "{{ input.path }}"}},
-    }
-    return answer(info, {"steps": [step]})
-
-
-async def conduct(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Lists and plans, then asks for all sub-runs in one turn, then sums up."""
-    await asyncio.sleep(LATENCY_SECONDS)
-    turn = count_turns(messages)
-    if turn == 0:
-        return ModelResponse(
-            [
-                ToolCallPart("find_sources", read_input(messages)),
-                ToolCallPart("plan_workflow", {"workflowId": measuring.id}),
-            ]
-        )
-    returned = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart)]
-    if turn == 1:
-        by_tool: dict[str, Any] = {part.tool_name: part.content for part in returned}
-        version = by_tool["plan_workflow"]["workflowVersionId"]
-        return ModelResponse(
-            [
-                ToolCallPart(
-                    "run_workflow", {"workflowVersionId": version, "input": {"path": path}}
-                )
-                for path in by_tool["find_sources"]
-            ]
-        )
-    sizes = [Size.model_validate(part.content["output"]) for part in returned]  # type: ignore[index]
-    largest = sorted(sizes, key=lambda size: (-size.lines, size.name))[:LARGEST_SHOWN]
-    summary = Summary(
-        files=len(sizes),
-        lines=sum(size.lines for size in sizes),
-        functions=sum(size.functions for size in sizes),
-        undocumented=sum(size.undocumented for size in sizes),
-        largest=largest,
-    )
-    return answer(info, summary.model_dump())
-
-
-measuring = Workflow(
-    id="examples.measuring",
-    description="Measure one Python file.",
-    input=File,
-    output=Size,
-    tools=[measure_source],
-    models={"planner": NotedModel("planner", FunctionModel(draft_measuring, model_name="local"))},
-    planner=Planner(model="planner"),
-    env=[PATH_VARIABLE],
-)
-fanout = Orchestrator(
-    id="examples.orchestrated_fanout",
-    description="Measure the first Python files of a folder and sum up what was found.",
-    input=Place,
-    output=Summary,
-    model=NotedModel("orchestrator", FunctionModel(conduct, model_name="local")),
-    tools=[find_sources],
-    workflows=[measuring],
-    max_concurrent_sub_runs=AT_ONCE,
-    env=[PATH_VARIABLE],
-)
 
 
 def main() -> int:
@@ -214,23 +78,23 @@ def list_sub_runs(played: Played, files: int) -> list[Row]:
     runs = [run for run_id, run in played.events.items() if run_id != "fanout"]
     started = [run for run in runs if any(event["type"] == "RunStarted" for event in run)]
     done = [run for run in started if any(event["type"] == "RunCompleted" for event in run)]
-    planned = [
-        run for run in runs if any(e["payload"].get("role") == "planner" for e in run)
-    ]
-    recorded = [event for run in started for event in run if _is_measured(event)]
+    planned = [run for run in runs if any(e["payload"].get("role") == "planner" for e in run)]
+    most = count_at_once(played)
+    recorded = [event for run in started for event in run if is_measured(event)]
     return [
         ("sub-runs, each completed once", f"{len(done)} of {files}", len(done) == files),
         ("files measured and recorded", str(len(recorded)), len(recorded) == files),
         ("times the workflow was planned", str(len(planned)), len(planned) == 1),
-        ("sub-runs at once, at most", str(_count_at_once(played)), _count_at_once(played) <= 10),
+        ("sub-runs at once, at most", str(most), most <= AT_ONCE),
     ]
 
 
-def _is_measured(event: dict[str, Any]) -> bool:
+def is_measured(event: dict[str, Any]) -> bool:
+    """Says whether an event is the recorded outcome of a measuring tool."""
     return bool(event["type"] == "harness.tool_call.succeeded")
 
 
-def _count_at_once(played: Played) -> int:
+def count_at_once(played: Played) -> int:
     """Returns how many sub-runs ran at once, by the order of the events in the log."""
     ends = ("RunCompleted", "RunFailed", "RunCancelled")
     changes = [

@@ -68,9 +68,7 @@ def find_definitions(path: Path) -> list[Definition]:
     """Returns the public functions and classes that a module defines at its top."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return [
-        node
-        for node in tree.body
-        if isinstance(node, Definition) and not node.name.startswith("_")
+        node for node in tree.body if isinstance(node, Definition) and not node.name.startswith("_")
     ]
 
 
@@ -159,9 +157,7 @@ def supervise(state: dict[str, Any]) -> Done | Continue:
         missing = Counter(term["module"] for term in terms if term["name"] not in entries)
         coverage = 1 - missing.total() / max(1, len(terms))
         if coverage >= COVERAGE_WANTED:
-            return Done(
-                {"names": len(terms), "coverage": round(coverage, 3), "glossary": entries}
-            )
+            return Done({"names": len(terms), "coverage": round(coverage, 3), "glossary": entries})
         ordered = sorted(missing, key=lambda module: (-missing[module], module))
         modules = ordered[: MODULES_PER_CYCLE * (len(cycles) + 1)]
         return Continue(f"{coverage:.0%} is covered. Now read {', '.join(modules)}")
@@ -205,7 +201,11 @@ def main() -> int:
         return [
             ("cycles", str(cycles), 1 < cycles <= CYCLES_MAX),
             ("`supervise` answered", str(sum(e.has_ended for e in asked)), True),
-            ("runs that the finished loop made when called again", str(counted[-1]), not counted[-1]),
+            (
+                "runs that the finished loop made when called again",
+                str(counted[-1]),
+                not counted[-1],
+            ),
         ]
 
     return Example(perform, blows, find_rows, show, seed=options.seed).main()

@@ -154,6 +154,8 @@ flow = Workflow("fixed", tools=[put, look], models={"f": FunctionModel(fix)}, en
 SUPERVISED = """
 def supervise(state):
     ask("supervise", len(state["cycles"]), state=state)
+    if os.path.exists(os.environ[LEDGER] + ".held"):
+        wait_for("released")
     if len(state["cycles"]) < 2:
         return Continue("note " + str(len(state["cycles"])))
     return Done([one["output"] for one in state["cycles"]])
@@ -168,6 +170,12 @@ flow = Workflow("looped", "Doubles n.", input=NUMBER, tools=[put], env=[LEDGER],
 """
 )
 PLANNED_LOOP_SOURCE = PLANNED_SOURCE + SUPERVISED
+
+# Never content: its loop is exhausted.
+EXHAUSTED_SOURCE = LOOPED_SOURCE.replace("< 2:", "< 9:")
+HELD_LOOP_SOURCE = LOOPED_SOURCE.replace(
+    '    note("put")', '    note("put")\n    if n == 5:\n        wait_for("open")'
+)
 
 FEW = ORCHESTRATED_SOURCE.replace("COUNT = 50", "COUNT = 3").replace("STAYS = True", "STAYS = False")
 SQUARES = [n * n for n in range(50)]

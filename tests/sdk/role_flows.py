@@ -1,11 +1,11 @@
 """Planners, orchestrators, fixers and agents with memory, on scripted models; see sdk_flows.py."""
 
-import asyncio
 import json
 import os
 from collections.abc import Callable
 from typing import Any
 
+from call_flows import failing
 from pydantic import BaseModel
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -97,23 +97,7 @@ secretive = Workflow("secretive", "GOAL-CANARY", tools=[double, count_secret],
 )  # fmt: skip
 
 
-def supervise(state: dict[str, Any]) -> Any:
-    from planaria import Continue, Done
-
-    if len(state["cycles"]) == 1:
-        return Continue("NOTE-CANARY")
-    return Done(state["cycles"][-1]["output"])
-
-
 # -- orchestrated ---------------------------------------------------------------------------
-
-
-@tool(effect="read")
-def fail(text: str) -> str:
-    raise LookupError(text)
-
-
-failing = Workflow("failing", "Fails.", tools=[fail], steps=[call("bad", fail, args={"text": "no such row"})])  # fmt: skip # noqa: E501
 
 
 class Totals(BaseModel):
@@ -159,13 +143,6 @@ def see(name: str) -> str | None:
     return os.environ.get(name)
 
 
-@tool(effect="once")
-async def wait_for(path: str) -> str:
-    while not os.path.exists(path):
-        await asyncio.sleep(0.01)
-    return "passed"
-
-
 def read_up(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     if turn_of(messages) == 0:
         return ask(("read_skill", {"name": "cooking"}), ("see", {"name": "ROLE_INNER"}))
@@ -184,20 +161,6 @@ outer = Workflow("outer", workflows=[middle], tools=[see], steps=[
     {"id": "call", "uses": "workflow.call", "with": {"workflow": "middle", "input": None}},
     code("both", source="[input['own'], input['called']]", needs=["own", "call"],
         input={"own": "{{ steps.own.output }}", "called": "{{ steps.call.output }}"}),
-])  # fmt: skip
-gated = Workflow("gated", input=str, tools=[wait_for], steps=[
-    call("gate", wait_for, args={"path": "{{ input }}"}),
-])  # fmt: skip
-forgetful = Workflow("forgetful", input=str, workflows=[gated], steps=[
-    {"id": "call", "uses": "workflow.call",
-        "with": {"workflow": "gated", "input": "{{ input }}", "wait": False}},
-])  # fmt: skip
-impatient = Workflow("impatient", input=str, workflows=[gated], steps=[
-    {"id": "call", "uses": "workflow.call", "timeout": "200ms",
-        "with": {"workflow": "gated", "input": "{{ input }}"}},
-])  # fmt: skip
-relying = Workflow("relying", workflows=[failing], steps=[
-    {"id": "call", "uses": "workflow.call", "with": {"workflow": "failing", "input": None}},
 ])  # fmt: skip
 
 # -- fixed ----------------------------------------------------------------------------------

@@ -20,17 +20,17 @@ PATIENCE_SECONDS = 60.0
 
 
 class Stage:
-    """Runs a module's workflows in real processes, all under one supervisor."""
+    """Runs workflows in real processes, all under one supervisor."""
 
-    def __init__(self, flows: ModuleType, client: Client) -> None:
-        self.flows = flows
+    def __init__(self, project: Path, flows: list[ModuleType], client: Client) -> None:
+        self.project = project
         self.client = client
         self.data = client.directory
-        self.project = Path(str(flows.__file__)).parent
+        self._flows = flows
 
     def get(self, name: str) -> Any:
-        """Returns what the module of the flows has under a name."""
-        return getattr(self.flows, name)
+        """Returns what the modules of the flows have under a name."""
+        return next(vars(flows)[name] for flows in self._flows if name in vars(flows))
 
     def run(self, name: str, input: Any = None, **more: Any) -> RunResult:
         """Returns the result of a run that has to end well."""
@@ -65,23 +65,26 @@ class Stage:
 
 
 @contextlib.contextmanager
-def open_stage(factory: pytest.TempPathFactory, flows: str, **environment: str) -> Iterator[Stage]:
-    """Gives a stage in a project that holds a copy of the flows; the working directory is there."""
+def open_stage(
+    factory: pytest.TempPathFactory, *modules: str, **environment: str
+) -> Iterator[Stage]:
+    """Gives a stage in a project that holds copies of the modules of flows; its folder is cwd."""
     folder = factory.mktemp("stage")
     (folder / "pyproject.toml").touch()
-    shutil.copy(HERE / flows, folder / flows)
-    search_path, names = list(sys.path), set(sys.modules)
-    stem = flows.removesuffix(".py")
+    for name in modules:
+        shutil.copy(HERE / f"{name}.py", folder)
+    search_path, loaded = list(sys.path), set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        for name, value in environment.items():
-            patch.setenv(name, value)
+        for variable, value in environment.items():
+            patch.setenv(variable, value)
+        flows = [importlib.import_module(name) for name in modules]
         with Client(folder / "data") as client:
             client.ping()
-            yield Stage(importlib.import_module(stem), client)
+            yield Stage(folder, flows, client)
     sys.path[:] = search_path
-    for name in [name for name in sys.modules if name not in names and stem in name]:
+    for name in [name for name in sys.modules if name not in loaded and name.startswith(modules)]:
         del sys.modules[name]
 
 

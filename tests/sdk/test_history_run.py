@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with open_stage(tmp_path_factory, "history_flows.py") as stage:
+    with open_stage(tmp_path_factory, "history_flows") as stage:
         yield stage
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from planaria import Continue, Done
+
 from .cli_stage import Command
 from .run_stage import Stage, open_stage, read_stored
 
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     variables = {"ROLE_SECRET": SECRET, "OPENAI_API_KEY": KEY, "ROLE_INNER": INNER}
-    with open_stage(tmp_path_factory, "role_flows.py", **variables) as stage:
+    with open_stage(tmp_path_factory, "call_flows", "role_flows", **variables) as stage:
         (stage.project / "cooking.md").write_text("Boil it.")
         yield stage
 
@@ -102,9 +104,13 @@ def test_planner_sees_the_definition_and_nothing_else(
 
 
 def test_planner_of_a_later_cycle_sees_the_earlier_ones_and_the_note(stage: Stage) -> None:
-    flow = stage.get("planned")
+    def supervise(state: dict[str, Any]) -> Done | Continue:
+        if len(state["cycles"]) == 1:
+            return Continue("NOTE-CANARY")
+        return Done(state["cycles"][-1]["output"])
+
     loop_id = stage.client.start_loop(
-        flow, {"x": 4}, max_outer_cycles=3, supervise=stage.get("supervise")
+        stage.get("planned"), {"x": 4}, max_outer_cycles=3, supervise=supervise
     )
     result = stage.client.wait_loop(loop_id)
 

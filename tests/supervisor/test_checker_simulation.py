@@ -201,7 +201,6 @@ def test_log_of_a_loop_breaks_nothing_wherever_the_supervisor_was_killed() -> No
         assert [] == check_world(world), f"point {point}"
 
 
-@pytest.mark.xfail(strict=True, reason="the next call of a loop doesn't record its start again")
 def test_loop_whose_first_commit_was_lost_is_recorded_as_started() -> None:
     """Its manifest is there already: without the event nothing could make it anew."""
     for point in range(1, run_loop().points + 1):
