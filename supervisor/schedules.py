@@ -145,21 +145,24 @@ class Timetable:
 def decide_slot(
     schedule: ScheduleState, now: int, watching_since: int, open_runs: int
 ) -> Draft | Firing | None:
-    """Returns what becomes of the first due slot of a schedule, or of the stretch it begins."""
+    """Returns what becomes of the first due slot of a schedule, or of the stretch it begins.
+
+    Of several that are due at once only the last may give a run: if it is on time, or if the
+    schedule makes up for missed ones.
+    """
     slot = find_slot(schedule)
     if slot is None or slot > now:
         return None
-    on_time_since = max(watching_since, now - SLOT_LATE_MS_MAX * 1_000)
-    if slot >= on_time_since:
-        return _meet_overlap(schedule, slot, open_runs, is_catch_up=False)
-    last = last_between(schedule.spec, schedule.cursor, min(now, on_time_since - 1))
-    if schedule.on_missed == MISSED_RUN_ONCE:
-        if last == slot:
-            return _meet_overlap(schedule, slot, open_runs, is_catch_up=True)
-        # The last missed slot is left for the next decision, where it is alone.
-        assert last is not None, "the first missed slot is one"
+    last = last_between(schedule.spec, schedule.cursor, now)
+    assert last is not None, "the first due slot is one"
+    is_on_time = last >= max(watching_since, now - SLOT_LATE_MS_MAX * 1_000)
+    is_met = is_on_time or schedule.on_missed == MISSED_RUN_ONCE
+    if last == slot and is_met:
+        return _meet_overlap(schedule, slot, open_runs, is_catch_up=not is_on_time)
+    if is_met:
+        # It is left for the next decision, where it is alone.
         last = last_between(schedule.spec, schedule.cursor, last - 1)
-    assert last is not None, "the first missed slot is one"
+        assert last is not None, "the first due slot comes before the last"
     return _skip_slots(schedule, slot, last, MISSED)
 
 

@@ -6,19 +6,18 @@ Apart from the script that kills them: more than fifty processes load this modul
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 from ledger import PATH_VARIABLE, noted
+from local_models import LATENCY_SECONDS, read_returns
 from measures import measure_file
 from pydantic import BaseModel
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from reviewers import NotedModel, answer, count_turns, read_input
 
 from planaria import Orchestrator, Planner, Workflow, current_call, tool
 
 AT_ONCE = 10
-LATENCY_SECONDS = 0.15  # of the local models; a provider takes seconds
 MEASURING_SECONDS = 0.05  # so that kills find files that are being measured
 LARGEST_SHOWN = 5
 
@@ -112,9 +111,8 @@ async def measure_by_tool(messages: list[ModelMessage], info: AgentInfo) -> Mode
     await asyncio.sleep(LATENCY_SECONDS)
     if count_turns(messages) == 0:
         return ModelResponse([ToolCallPart("measure_source", read_input(messages))])
-    (part,) = messages[-1].parts
-    assert isinstance(part, ToolReturnPart) and isinstance(part.content, dict)
-    return answer(info, part.content)
+    ((_, size),) = read_returns(messages)
+    return answer(info, size)
 
 
 async def conduct(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -128,9 +126,9 @@ async def conduct(messages: list[ModelMessage], info: AgentInfo) -> ModelRespons
                 ToolCallPart("plan_workflow", {"workflowId": measuring.id}),
             ]
         )
-    returned = [part for part in messages[-1].parts if isinstance(part, ToolReturnPart)]
+    returned = read_returns(messages)
     if turn == 1:
-        by_tool: dict[str, Any] = {part.tool_name: part.content for part in returned}
+        by_tool = dict(returned)
         version = by_tool["plan_workflow"]["workflowVersionId"]
         return ModelResponse(
             [
@@ -140,7 +138,7 @@ async def conduct(messages: list[ModelMessage], info: AgentInfo) -> ModelRespons
                 for path in by_tool["find_sources"]
             ]
         )
-    sizes = [Size.model_validate(part.content["output"]) for part in returned]  # type: ignore[index]
+    sizes = [Size.model_validate(result["output"]) for _, result in returned]
     largest = sorted(sizes, key=lambda size: (-size.lines, size.name))[:LARGEST_SHOWN]
     summary = Summary(
         files=len(sizes),

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from disturbance import (
-    LATENCY_SECONDS,
     PATH_VARIABLE,
     Blow,
     Example,
@@ -35,8 +34,9 @@ from disturbance import (
     read_options,
 )
 from ledger import noted
+from local_models import LATENCY_SECONDS, read_returns
 from pydantic import BaseModel
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from reviewers import NotedModel, answer, count_turns, read_input
 from rich.console import Console
@@ -112,10 +112,8 @@ async def write_glossary(messages: list[ModelMessage], info: AgentInfo) -> Model
             ]
         )
     entries = {}
-    for part in messages[-1].parts:
-        if isinstance(part, ToolReturnPart):
-            assert isinstance(part.content, dict)
-            entries.update({name: text.splitlines()[0] for name, text in part.content.items()})
+    for _, definitions in read_returns(messages):
+        entries.update({name: text.splitlines()[0] for name, text in definitions.items()})
     return answer(info, {"entries": entries, "terms": asked["terms"]})
 
 
@@ -148,7 +146,7 @@ glossary = Workflow(
 def supervise(state: dict[str, Any]) -> Done | Continue:
     """Measures the coverage so far; enough is done, else says where the most is missing."""
     cycles = state["cycles"]
-    with noted("supervise", "supervise", LOOP_ID, f"supervise/{len(cycles)}"):
+    with noted("function", "supervise", LOOP_ID, f"supervise/{len(cycles)}"):
         time.sleep(LATENCY_SECONDS)
         entries: dict[str, str] = {}
         for cycle in cycles:
@@ -192,15 +190,15 @@ def main() -> int:
         in_turn("writer", 1),
         in_turn("writer", 2),
         Blow("`supervise`", lambda scene: next(iter(scene.pids_in("supervise")), None)),
-        of_supervisor("after the first cycle", is_between_cycles),
+        of_supervisor("between two cycles", is_between_cycles),
     ]
 
     def find_rows(played: Played) -> list[Row]:
-        asked = [entry for entry in played.entries if entry.kind == "supervise"]
+        asked = [entry for entry in played.entries if entry.name == "supervise"]
         cycles = len(played.result["notes"])
         return [
             ("cycles", str(cycles), 1 < cycles <= CYCLES_MAX),
-            ("`supervise` answered", str(sum(e.has_ended for e in asked)), True),
+            ("answers of `supervise`", str(sum(e.has_ended for e in asked)), True),
             (
                 "runs that the finished loop made when called again",
                 str(counted[-1]),
@@ -212,8 +210,8 @@ def main() -> int:
 
 
 def is_between_cycles(scene: Scene) -> bool:
-    """Says whether `supervise` has answered at least once, and no agent is at work yet."""
-    return scene.count_ended("supervise") >= 1 and not scene.pids_in("writer")
+    """Says whether `supervise` has answered, and the next cycle has carried out nothing yet."""
+    return 0 < scene.count_ended("supervise") == scene.count_ended("list_terms")
 
 
 def show(console: Console, played: Played) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from disturbance import (
-    LATENCY_SECONDS,
     PATH_VARIABLE,
     Example,
     Played,
@@ -26,6 +25,7 @@ from disturbance import (
     of_supervisor,
     read_options,
 )
+from local_models import LATENCY_SECONDS
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from review import (
