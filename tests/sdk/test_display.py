@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from planaria.display import format_usage, name_step, order_family, show_run, show_runs
+from planaria.display import (
+    format_usage,
+    name_step,
+    order_family,
+    show_processes,
+    show_run,
+    show_runs,
+)
 from planaria.progress import Progress
 
 RUN: dict[str, Any] = {
@@ -160,3 +167,16 @@ def test_registration_without_a_plan_is_not_worth_a_line(
         progress.take({"type": "WorkflowVersionRegistered", "at": "", "payload": payload})
 
     assert "" == capsys.readouterr().err
+
+
+def test_processes_without_a_pid_are_left_out_and_fork_servers_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    process = {"kind": "light", "status": "launching", "stepPath": None, "incarnation": 0}
+    shown = [{**process, "runId": None, "pid": None}, {**process, "runId": "r", "pid": 12}]
+
+    show_processes({"pid": 7, "others": [{"pid": 9, "name": "python"}]}, shown)
+
+    out = capsys.readouterr().out
+    assert "pid 12 light" in out and "pid 9 python" in out
+    assert "pid -" not in out and "without a run yet" not in out
