@@ -205,6 +205,8 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "OuterLoopStarted": "outerLoopId goal maxCycles inputHash supervise",
         "OuterLoopCycleCompleted": "outerLoopId cycleNumber supervise output?",
         "RunRecorded": "admittedRunId admissionHash",
+        "RunPruned": "prunedRunId lastHash events firstPosition lastPosition outerLoopId? "
+        "workflowVersionId? lockRef? definitionRef?",
     }.items()
 }
 

@@ -18,6 +18,7 @@ from . import (
     commands_history,
     commands_looking,
     commands_runs,
+    commands_storage,
     commands_supervisor,
 )
 from .command_line import EXIT_BROKEN_PIPE, report_error, write_json
@@ -45,6 +46,9 @@ COMMANDS = (
     (commands_supervisor.status, _DIRECTORY),
     (commands_supervisor.verify, _DIRECTORY),
     (commands_supervisor.doctor, _DIRECTORY),
+    (commands_storage.backup, _DIRECTORY),
+    (commands_storage.restore, _DIRECTORY),
+    (commands_storage.prune, _DIRECTORY),
 )
 HELP = (
     "Run LLM-agent workflows as supervised processes that survive kill -9.\n\n"

@@ -32,6 +32,10 @@ def main() -> int:
             return _verify(arguments)
         case "doctor":
             return _examine(arguments.directory, arguments.json)
+        case "backup" | "restore" | "prune":
+            from .storage_commands import run_command
+
+            return run_command(arguments)
     return _read(arguments)
 
 
@@ -63,6 +67,16 @@ def _make_parser() -> argparse.ArgumentParser:
     add("doctor", "look at the machine and the directory").add_argument(
         "--json", action="store_true"
     )
+    backup = add("backup", "copy all of the directory, and verify the copy")
+    backup.add_argument("target", type=Path)
+    restore = add("restore", "make the directory from a backup")
+    restore.add_argument("backup", type=Path)
+    restore.add_argument("--replace", action="store_true", help="in the present one's place")
+    prune = add("prune", "delete runs that ended long ago")
+    prune.add_argument("--older-than-ms", type=int, required=True)
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    for command in (backup, restore, prune):
+        command.add_argument("--json", action="store_true")
     add("show", "one run").add_argument("run_id")
     replay = add("replay", "one run as it was at one of its events")
     replay.add_argument("run_id")

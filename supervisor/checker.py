@@ -21,13 +21,16 @@ from .checker_documents import ScopeDocument, read_lock
 from .checker_facts import Fact, Row, Violation, decode_row
 from .checker_payloads import find_payload_problems, find_refs
 from .checker_rules_loops import LoopRules
+from .checker_rules_prunes import PruneRules
 from .checker_rules_runs import RunRules
 from .checker_rules_sub_runs import SubRunLinks
 
 __all__ = ["LogChecker", "Row", "RunSummary", "Violation", "check_log"]
 
 VIOLATIONS_MAX = 1_000  # a log broken at its start would be listed whole
-_SYSTEM = frozenset({"SupervisorStarted", "SupervisorStopped", "RunRecorded", "OuterLoopStarted"})
+_SYSTEM = frozenset(
+    "SupervisorStarted SupervisorStopped RunRecorded RunPruned OuterLoopStarted".split()
+)
 _STATUS = {
     "RunAdmitted": "admitted",
     "RunStarted": "running",
@@ -109,6 +112,7 @@ class LogChecker:
         self._rules: dict[str, RunRules] = {}  # open runs, and those that may be opened again
         self._links = SubRunLinks()
         self._loops = LoopRules()
+        self.prunes = PruneRules()
         self._epoch = 0
         self._mono = 0
         self._is_open_epoch = False
@@ -120,8 +124,10 @@ class LogChecker:
     def take(self, row: Row) -> None:
         """Checks the next row."""
         self._row = row
-        if row.position != self.position + 1:
+        if row.position <= self.position:
             self._report("I1", f"position {row.position} stands after {self.position}")
+        elif row.position > self.position + 1:
+            self.prunes.note_hole(self.position + 1, row.position - 1)
         self.position = max(row.position, self.position)
         run = self.summaries.get(row.run_id)
         if run is None:
@@ -168,6 +174,8 @@ class LogChecker:
         for run_id in self._recorded:
             self._stand_at(run_id, 0)
             self._report("I2", f"{SYSTEM_RUN_ID!r} records its admission, but it has no events")
+        self._stand_at(SYSTEM_RUN_ID, 0)
+        self.prunes.finish(self._report)
 
     def _stand_at(self, run_id: str, sequence: int) -> None:
         """Names the place of violations that no row at hand shows."""
@@ -223,6 +231,11 @@ class LogChecker:
             self._loops.take(fact, self._report)
         elif not self._with_system:
             return
+        elif kind == "RunPruned":
+            run_id = payload["prunedRunId"]
+            was_recorded = self._recorded.pop(run_id, None) is not None
+            self.prunes.take(fact, run_id in self.summaries, was_recorded, self._report)
+            self._loops.take(fact, self._report)
         elif kind == "RunRecorded":
             run_id = payload["admittedRunId"]
             recorded = payload["admissionHash"].removeprefix("sha256:")
@@ -265,7 +278,7 @@ class LogChecker:
         """Checks that the run that another one was forked from had come as far as that says."""
         origin, sequence = fact.payload["fromRunId"], fact.payload["atSequence"]
         if origin not in self.summaries or self.summaries[origin].sequence < sequence:
-            self._report("I20", f"it was forked from event {sequence} of {origin!r}: there is none")
+            self.prunes.note_origin(fact.run_id, origin, sequence)
 
     def _summarize(self, run: RunSummary, fact: Fact) -> None:
         status = _STATUS.get(fact.type)

@@ -87,6 +87,8 @@ _TEXTS = {
     "OuterLoopStarted": "outerLoopId:s goal:m maxCycles:n inputHash:s supervise:a",
     "OuterLoopCycleCompleted": "outerLoopId:s cycleNumber:n supervise:m output?:v",
     "RunRecorded": "admittedRunId:s admissionHash:s",
+    "RunPruned": "prunedRunId:s lastHash:s events:n firstPosition:n lastPosition:n outerLoopId?:s "
+    "workflowVersionId?:s lockRef?:r definitionRef?:r",
 }
 
 

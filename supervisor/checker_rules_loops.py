@@ -40,6 +40,8 @@ class LoopRules:
         kind, payload = fact.type, fact.payload
         if kind == "OuterLoopStarted":
             self._start(payload, report)
+        elif kind == "RunPruned":
+            self._loops.pop(payload.get("outerLoopId", ""), None)  # it went as a whole
         elif kind == "RunAdmitted":
             if "outerLoopId" in payload:
                 self._admit(fact, report)

@@ -7,7 +7,7 @@ stored bytes; the first one's previous hash are the 16 bytes of the database's i
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import apsw
 
@@ -174,7 +174,7 @@ class EventReader(LogReading):
     """Reads the log of another process, which may be writing it."""
 
     @classmethod
-    def open(cls, path: Path) -> "EventReader":
+    def open(cls, path: Path) -> Self:
         """Returns a reader of the database file `path`.
 
         Raises:
@@ -196,7 +196,7 @@ class EventReader(LogReading):
                 message=f"the event log {str(path)!r} can't be opened: {error}"
             ) from error
         check_marks(path, *marks)
-        return EventReader(connection, path)
+        return cls(connection, path)
 
     def close(self) -> None:
         """Closes the file."""

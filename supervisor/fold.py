@@ -344,6 +344,7 @@ _HANDLERS: dict[str, Handler] = {
     "SupervisorStarted": _note,
     "SupervisorStopped": _note,
     "RunRecorded": _note,
+    "RunPruned": _note,
     **OPENING_HANDLERS,
     **GROUP_HANDLERS,
     **SUB_RUN_HANDLERS,

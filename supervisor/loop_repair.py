@@ -53,6 +53,7 @@ class LoopHistories:
 
     def __init__(self) -> None:
         self.loops: dict[str, _Loop] = {}
+        self.pruned: set[str] = set()  # loops of which a manifest may have been left
         self._runs: dict[str, _Run] = {}
 
     def take(self, fact: Fact) -> None:
@@ -61,6 +62,10 @@ class LoopHistories:
         run = self._runs.get(fact.run_id)
         if kind == "OuterLoopStarted":
             self._find(payload["outerLoopId"]).started = payload
+        elif kind == "RunPruned":
+            if "outerLoopId" in payload:
+                self.pruned.add(payload["outerLoopId"])
+                self.loops.pop(payload["outerLoopId"], None)
         elif kind == "RunAdmitted" and "outerLoopId" in payload:
             run = self._runs[fact.run_id] = _Run(payload["outerLoopId"])
             if "definitionRef" in payload:
@@ -138,7 +143,8 @@ def find_loop_findings(
     `read_on` gives the histories what a living supervisor has written meanwhile. Each manifest is
     read before the events, so these are never behind it.
     """
-    names = {path.stem for path in folder.glob("*.json")} | histories.loops.keys()
+    names = {path.stem for path in folder.glob("*.json")} - histories.pruned
+    names |= histories.loops.keys()
     findings = []
     for loop_id in sorted(names):
         data = read_ordinary_file(folder / f"{loop_id}.json", MANIFEST_BYTES_MAX)

@@ -348,7 +348,7 @@ class _Verification:
             except (ValueError, KeyError, TypeError, AttributeError):
                 self._find(f"artifacts: {path.name!r} is no manifest of an artifact")
                 continue
-            if run_id not in self._checker.summaries:
+            if run_id not in self._checker.summaries.keys() | self._checker.prunes.runs:
                 self._find(f"artifacts: {path.name!r} is of run {run_id!r}, which has no events")
             if len(name) != 64 or not set(name) <= _HEX:
                 self._find(f"artifacts: {path.name!r} names no hash")

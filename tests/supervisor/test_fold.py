@@ -156,7 +156,7 @@ def test_payload_without_its_fields_is_refused(kind: str) -> None:
 
 def test_every_event_type_of_a_run_was_folded_here() -> None:
     seen = {event.type for event in pool()}
-    only_elsewhere = {"SupervisorStarted", "SupervisorStopped", "RunRecorded"}
+    only_elsewhere = {"SupervisorStarted", "SupervisorStopped", "RunRecorded", "RunPruned"}
     by_agents = {kind for kind in PAYLOADS if kind.startswith(("harness.model", "harness.op"))}
     by_roles = {f"harness.{task}.{end}" for task in TASKS.values() for end in _ENDS}
     in_test_roles = {"SubRunRequested", "SubRunSettled"} | by_roles
