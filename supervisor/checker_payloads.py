@@ -145,7 +145,11 @@ def _check_field(kind: str, value: Any, is_required: bool) -> str | None:
         case "b":
             fits = isinstance(value, bool)
         case "c":
-            fits = type(value) in (int, float) and 0 <= value < float("inf")
+            fits = (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and 0 <= value < _INFINITE
+            )
         case "m":
             fits = isinstance(value, dict)
         case "l":
@@ -174,6 +178,7 @@ def is_blob_ref(value: Any) -> bool:
 
 
 _HEX = frozenset("0123456789abcdef")
+_INFINITE = float("inf")
 
 
 def _find_excess(fact: Fact, fields: dict[str, tuple[str, bool]]) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ class LoopRules:
 
     def _admit(self, fact: Fact, report: Report) -> None:
         payload = fact.payload
-        name, number = payload["outerLoopId"], payload.get("cycleNumber")
+        name, number = payload["outerLoopId"], payload.get("cycleNumber") or 0
         loop = self._loops.setdefault(name, _Loop())
         if number != loop.completed + 1:
             report("I22", f"cycle {number} of {name!r} was begun after {loop.completed} cycles")

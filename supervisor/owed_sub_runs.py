@@ -73,6 +73,8 @@ def request_sub_run(
     run: RunState, owed: Owed, detail: Any, now: Now, library: Library
 ) -> list[Draft]:
     """Starts the sub-run of an orchestrator's call, once one more may run."""
+    if run.cancellation is not None:
+        return []  # the call ends with its session, which is being stopped
     session = run.sessions[owed[1]]
     call = session.open_calls[owed[2]]
     most = session.step.plan.document["with"]["maxConcurrentSubRuns"]

@@ -222,7 +222,6 @@ def test_log_breaks_nothing_wherever_a_call_with_a_budget_was_lost() -> None:
         assert [] == check_world(world), f"point {point}"
 
 
-@pytest.mark.xfail(strict=True, reason="request_sub_run starts sub-runs of a cancelled run")
 def test_log_breaks_nothing_wherever_an_orchestrator_was_cancelled() -> None:
     quiet = run_role("orchestrate")
     for length in range(1, len(quiet.log)):
