@@ -36,6 +36,7 @@ MARK_VARIABLE = "PLANARIA_EXAMPLE_MARK"
 # Calls that nobody but the supervisor or the sandbox carries out: no line of the ledger is theirs.
 UNLEDGERED = frozenset({"plan_workflow", "run_workflow", "start_workflow", "try_source"})
 Row = tuple[str, str, bool]  # what, how much, whether that is right
+Events = dict[str, list[dict[str, Any]]]  # of each run, by its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Played:
     seconds: float
     watch: Watch
     proof: Proof
-    events: dict[str, list[dict[str, Any]]]  # of each run, by its id
+    events: Events
     entries: list[Entry]
     kills: list[Kill]
 
@@ -118,15 +119,15 @@ class Example:
     """One example: what it performs, what is killed meanwhile, what it says at the end.
 
     `perform` starts the work and returns its result; it knows nothing of the kills. `find_rows`
-    returns what this example shows besides what all show. `read_ledger` makes the reader of a
-    ledger whose lines name calls in another way than the log does.
+    returns what this example shows besides what all show. `adapt` gives calls that the ledger
+    names in another way than the log the ledger's names.
     """
 
     perform: Callable[[Client], Any]
     blows: Sequence[Blow]
     find_rows: Callable[[Played], list[Row]] = lambda played: []
     show: Callable[[Console, Played], None] = lambda console, played: None
-    read_ledger: Callable[[Path], LedgerReader] = LedgerReader
+    adapt: Callable[[Events, Watch, LedgerReader], None] = lambda events, watch, ledger: None
     seed: int = 1
 
     def main(self) -> int:
@@ -176,7 +177,7 @@ class Example:
 
     def _play(self, console: Console, place: Path, blows: Sequence[Blow]) -> Played:
         place.mkdir()
-        ledger = self.read_ledger(place / "ledger.ndjson")
+        ledger = LedgerReader(place / "ledger.ndjson")
         os.environ[PATH_VARIABLE] = str(ledger.path)
         is_over = Event()
         begin = time.monotonic()
@@ -197,6 +198,8 @@ class Example:
             runs = [row["runId"] for row in caller.runs(limit=1_000)]
             events = {run_id: list(caller.events(run_id)) for run_id in sorted(runs)}
         watch = _watch(events)
+        ledger.read()
+        self.adapt(events, watch, ledger)
         console.print(
             f"   {len(events)} runs, {len(watch.sessions)} sessions, {len(watch.recorded)} calls, "
             f"{watch.events} events in {seconds:.1f} s"
@@ -252,17 +255,17 @@ def _is_ours(scene: Scene, pid: int) -> bool:
     """Says whether a pid is a living child of the run's supervisor, or that supervisor."""
     if pid in {process["pid"] for process in scene.client.processes()}:
         return True
-    return pid == scene.client.ping()["pid"]
+    return bool(pid == scene.client.ping()["pid"])
 
 
-def _watch(events: dict[str, list[dict[str, Any]]]) -> Watch:
+def _watch(events: Events) -> Watch:
     """Returns what happened in all runs together; their sessions and calls have ids of their own.
 
     Left out are calls without a line in the ledger.
     """
     watch = Watch()
     for run in events.values():
-        skipped = set()
+        skipped = find_handed_over(run)
         for event in run:
             payload = event["payload"]
             if payload.get("toolName") in UNLEDGERED:
@@ -272,15 +275,33 @@ def _watch(events: dict[str, list[dict[str, Any]]]) -> Watch:
     return watch
 
 
+def find_handed_over(run: list[dict[str, Any]]) -> set[str]:
+    """Returns the calls that nobody carried out: an earlier attempt's success is theirs."""
+    keys: dict[str, str] = {}  # of calls that were begun
+    succeeded: set[str] = set()
+    found: set[str] = set()
+    for event in run:
+        payload = event["payload"]
+        if event["type"] == "harness.tool_call.started" and payload["effect"] != "read":
+            keys[payload["callId"]] = payload["idempotencyKey"]
+            if payload["idempotencyKey"] in succeeded:
+                found.add(payload["callId"])
+        elif event["type"] == "harness.tool_call.succeeded" and payload["callId"] in keys:
+            succeeded.add(keys[payload["callId"]])
+    return found
+
+
 __all__ = [
     "PATH_VARIABLE",
     "Blow",
-    "Entry",
+    "Events",
     "Example",
     "LedgerReader",
     "Played",
     "Row",
     "Scene",
+    "Watch",
+    "find_handed_over",
     "in_call",
     "in_turn",
     "of_supervisor",

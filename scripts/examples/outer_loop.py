@@ -187,7 +187,6 @@ def main() -> int:
         return found
 
     blows = [
-        in_turn("writer", 1),
         in_turn("writer", 2),
         Blow("`supervise`", lambda scene: next(iter(scene.pids_in("supervise")), None)),
         of_supervisor("between two cycles", is_between_cycles),

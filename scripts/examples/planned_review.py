@@ -3,7 +3,7 @@
 The planner is an agent. It is told the goal, the input's schema, and of each tool its description
 and parameters, and drafts the workflow from these. Its first draft has a mistake: the validation
 refuses it with findings, and the planner mends that. The version that was accepted reviews real
-files. Killed with SIGKILL: the planner in both of its turns, a reviewer, a tool, the supervisor.
+files. Killed with SIGKILL: the planner in both of its turns, a reviewer, a critic, the supervisor.
 
     .venv/bin/python scripts/examples/planned_review.py [FOLDER] [--seed N] [--quick]
 
@@ -202,14 +202,12 @@ def main() -> int:
         assert isinstance(output, str)
         return output
 
-    blows = [
-        in_turn("planner", 1),
-        in_turn("planner", 2),
-        in_turn("reviewer", 2),
-        of_supervisor("with reviews under way", lambda scene: scene.count_ended("reviewer") > 2),
-    ]
+    blows = [in_turn("planner", 1), in_turn("planner", 2), in_turn("reviewer", 2)]
     if not options.quick:
-        blows += [in_turn("critic", 1), in_turn("reviewer", 1)]
+        blows += [
+            of_supervisor("as reviews go on", lambda scene: scene.count_ended("reviewer") > 2),
+            in_turn("critic", 1),
+        ]
     return Example(perform, blows, find_rows, show, seed=options.seed).main()
 
 
