@@ -56,8 +56,11 @@ class LoopFiles:
     def load_open(self) -> list[str]:
         """Reads every manifest, and returns the loops that are to be driven on.
 
-        A damaged one strands no other: it is refused when somebody asks for it.
+        A damaged one strands no other: it is refused when somebody asks for it. What a killed
+        supervisor had not given its name yet is removed: the events say it again.
         """
+        for draft in self._folder.glob(".*.json.*"):
+            draft.unlink(missing_ok=True)
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:

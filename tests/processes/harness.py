@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from judging import LOOP_ID, judge_roles
+from judging import LOOP_ID, begin, judge_roles
 from process_programs import CLASSES, Program
 
 from planaria.client import Client, RunResult
@@ -130,16 +130,11 @@ class World:
 
     def executions(self) -> list[dict[str, Any]]:
         """Returns what tools have noted, oldest first."""
-        if not self.ledger_path.exists():
-            return []
-        return [json.loads(line) for line in self.ledger_path.read_text().splitlines()]
+        return read_notes(self.ledger_path)
 
     def asks(self) -> list[dict[str, Any]]:
         """Returns what models and `supervise` were asked, oldest first."""
-        path = self.folder / "ledger.asks"
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        return read_notes(self.folder / "ledger.asks")
 
     def mark(self, name: str, text: str = "") -> None:
         """Writes a file that programs look for: `mortal`, or what they wait for."""
@@ -162,23 +157,11 @@ class World:
 
     def wait_asked(self, name: str, count: int = 1) -> dict[str, Any]:
         """Returns the count-th request of a function that notes them, once it is there."""
-
-        def find() -> dict[str, Any] | None:
-            asked = [one for one in self.asks() if one["ask"] == name]
-            return asked[count - 1] if len(asked) >= count else None
-
-        found: dict[str, Any] = wait_until(find, f"{name} was asked {count} times")
-        return found
+        return wait_noted(self.asks, "ask", name, count)
 
     def wait_ledger(self, tool: str, count: int = 1) -> dict[str, Any]:
         """Returns the count-th note of a tool, once it is there."""
-
-        def find() -> dict[str, Any] | None:
-            noted = [one for one in self.executions() if one["tool"] == tool]
-            return noted[count - 1] if len(noted) >= count else None
-
-        found: dict[str, Any] = wait_until(find, f"{tool} was called {count} times")
-        return found
+        return wait_noted(self.executions, "tool", tool, count)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -227,6 +210,23 @@ class World:
             if any(mark in texts for mark in marks) and b") Z " not in read_proc(name, "stat"):
                 found.append((int(name), command.replace(b"\0", b" ").decode(errors="replace")))
         return found
+
+
+def read_notes(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_noted(
+    read: Callable[[], list[dict[str, Any]]], field: str, name: str, count: int
+) -> dict[str, Any]:
+    def find() -> dict[str, Any] | None:
+        noted = [one for one in read() if one[field] == name]
+        return noted[count - 1] if len(noted) >= count else None
+
+    found: dict[str, Any] = wait_until(find, f"{name} was called {count} times")
+    return found
 
 
 def read_proc(pid: str, name: str) -> bytes:
@@ -284,21 +284,6 @@ def finish(client: Client, run_id: str = "r") -> RunResult | InterruptedEffectEr
         return client.wait(run_id, timeout=DEADLINE_SECONDS)
     except InterruptedEffectError as error:
         return error
-
-
-def begin(world: World, client: Client, program: Program) -> None:
-    """Starts the run `r` of a program, or its outer loop."""
-    workflow = world.load(program)
-    if program.cycles_max is None:
-        client.start(workflow, program.input, run_id="r")
-        return
-    client.start_loop(
-        workflow,
-        program.input,
-        max_outer_cycles=program.cycles_max,
-        supervise=sys.modules["flow__planaria"].supervise,
-        outer_loop_id=LOOP_ID,
-    )
 
 
 def finish_program(client: Client, program: Program) -> RunResult | InterruptedEffectError:

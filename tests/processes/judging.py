@@ -1,5 +1,6 @@
 """What must hold of runs with roles and of outer loops, whatever was killed: log against ledger."""
 
+import sys
 from collections import Counter, defaultdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,26 @@ if TYPE_CHECKING:
     from harness import World
     from process_programs import Program
 
+    from planaria.client import Client
+
 Events = list[dict[str, Any]]
 ONCE_PER_RUN = ("RunAdmitted", "WorkflowVersionRegistered", "RunStarted", "RunCompleted")
 LOOP_ID = "ol"
+
+
+def begin(world: "World", client: "Client", program: "Program") -> None:
+    """Starts the run `r` of a program, or its outer loop."""
+    workflow = world.load(program)
+    if program.cycles_max is None:
+        client.start(workflow, program.input, run_id="r")
+        return
+    client.start_loop(
+        workflow,
+        program.input,
+        max_outer_cycles=program.cycles_max,
+        supervise=sys.modules["flow__planaria"].supervise,
+        outer_loop_id=LOOP_ID,
+    )
 
 
 def judge_roles(world: "World", output: Any, program: "Program") -> None:
@@ -52,7 +70,7 @@ def judge_effects(world: "World", events: Events, program: "Program") -> None:
             known.setdefault(call, instant(event))
             if effects[call] != "read":
                 known[keys[call]] = min(known.get(keys[call], 1 << 62), instant(event))
-    done = Counter({tool: 0 for tool in program.keys})
+    done = Counter(dict.fromkeys(program.keys, 0))
     seen: set[str] = set()
     ends = sum(1 for event in events if event["type"] == "ProcessExited")
     executions = world.executions()

@@ -177,7 +177,9 @@ HELD_LOOP_SOURCE = LOOPED_SOURCE.replace(
     '    note("put")', '    note("put")\n    if n == 5:\n        wait_for("open")'
 )
 
-FEW = ORCHESTRATED_SOURCE.replace("COUNT = 50", "COUNT = 3").replace("STAYS = True", "STAYS = False")
+FEW = ORCHESTRATED_SOURCE.replace("COUNT = 50", "COUNT = 3").replace(
+    "STAYS = True", "STAYS = False"
+)
 SQUARES = [n * n for n in range(50)]
 
 PLANNED = Program(PLANNED_SOURCE, 20, {"put": 2}, {"n": 5}, asks={"plan": 3})
@@ -186,9 +188,7 @@ ORCHESTRATED = Program(
 )
 ORCHESTRATED_FEW = Program(FEW, "[0, 1, 4]", {"square": 3, "stay": 1}, {}, asks={"orchestrate": 3})
 FIXED = Program(FIXED_SOURCE, [6, 12, 12], {"put": 2, "look": 2}, asks={"fix": 4})
-LOOPED = Program(
-    LOOPED_SOURCE, [10, 10], {"put": 2}, {"n": 5}, asks={"supervise": 2}, cycles_max=3
-)
+LOOPED = Program(LOOPED_SOURCE, [10, 10], {"put": 2}, {"n": 5}, asks={"supervise": 2}, cycles_max=3)
 PLANNED_LOOP = Program(
     PLANNED_LOOP_SOURCE,
     [20, 20],
