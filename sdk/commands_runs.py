@@ -13,9 +13,7 @@ from planaria.protocol.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_RUN_FAILED,
-    PlanariaError,
     SupervisorUnavailableError,
-    UsageError,
     WaitTimeoutError,
 )
 from planaria.protocol.ids import check_id
@@ -23,9 +21,7 @@ from planaria.protocol.ids import check_id
 from .command_line import (
     AsJson,
     DataDir,
-    Detach,
     Module,
-    Quiet,
     RunId,
     Target,
     carry_on_command,
@@ -37,11 +33,12 @@ from .command_line import (
 )
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .client import Client, RunResult
     from .progress import Progress
-    from .results import RunResult
 
 OPEN_STATUSES = ("admitted", "running", "interrupted")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 def read_seconds(text: str) -> float:
@@ -76,7 +73,9 @@ def run(
             parser=read_seconds, metavar="DURATION", help="Stop waiting then; the run goes on."
         ),
     ] = None,
-    detach: Detach = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Start it, under a supervisor that stays, and return.")
+    ] = False,
     until_blocked: Annotated[
         bool,
         typer.Option(
@@ -90,33 +89,25 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Run a workflow to its end; with the id of an open run, carry that one on."""
-    from .client import Client
+    from .client import Client, make_run_id
     from .definition import load_target
     from .discovery import find_directory
     from .providers import check_packages
-    from .requests import make_run_id
 
-    is_named = run_id is not None
     run_id = make_run_id() if run_id is None else check_id(run_id, "run id")
     value = read_input(input)
+    with stdout_kept():
+        workflow = load_target(target, str(module) if module else None)
+    workflow.dump_input(value)  # refused before anything is made or started
+    check_packages(workflow.models)
     directory = find_directory(data_dir)
-    try:
-        with stdout_kept():
-            workflow = load_target(target, str(module) if module else None)
-        workflow.dump_input(value)  # refused before anything is made or started
-    except UsageError as error:
-        hint = _find_open(run_id, data_dir) if is_named else None
-        if hint is None:
-            raise
-        raise error.with_hint(hint) from error
-    check_packages(workflow)
     if detach:
-        keep_supervisor(directory)
+        _keep_supervisor(directory)
     with leaving_open(run_id, data_dir), Client(directory) as client:
         client.start(workflow, value, run_id=run_id, timeout=timeout)
         if detach:
-            return say_detached(client, run_id, data_dir, as_json)
-        return finish(client, run_id, wait_timeout, quiet=quiet, as_json=as_json)
+            return _say_detached(client, run_id, data_dir, as_json)
+        return _finish(client, run_id, wait_timeout, quiet=quiet, as_json=as_json)
 
 
 def resume(
@@ -136,7 +127,7 @@ def resume(
     if runs is not None and len(runs) == 1:
         with leaving_open(runs[0], data_dir), Client(directory) as client:
             client.status(runs[0])
-            return finish(client, runs[0], None, quiet=quiet, as_json=as_json)
+            return _finish(client, runs[0], None, quiet=quiet, as_json=as_json)
     with Client(directory) as client:
         wanted = runs or [
             row["runId"]
@@ -178,7 +169,7 @@ def wait(
     directory = check_exists(data_dir)
     with leaving_open(run_id, data_dir), Client(directory) as client:
         client.status(run_id)
-        return finish(client, run_id, timeout, quiet=quiet, as_json=as_json)
+        return _finish(client, run_id, timeout, quiet=quiet, as_json=as_json)
 
 
 def result(run_id: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> int:
@@ -227,7 +218,7 @@ def cancel(
     return EXIT_CONFLICT if refused else EXIT_DONE
 
 
-def finish(
+def _finish(
     client: "Client", run_id: str, timeout: float | None, *, quiet: bool, as_json: bool
 ) -> int:
     """Waits with progress, writes the result and returns the exit code; raises as `Client.wait`."""
@@ -239,38 +230,13 @@ def finish(
     try:
         with Progress(run_id, is_live=is_terminal, is_silent=silent) as progress:
             if not silent:
-                _follow_until(client, run_id, progress, deadline)
+                _follow(client, run_id, progress, deadline)
             found = client.wait(run_id, timeout=_left(deadline))
     except (SupervisorUnavailableError, WaitTimeoutError) as error:
         if timeout is None or _left(deadline):
             raise
         raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
     return _write_result(found, as_json)
-
-
-def _find_open(run_id: str, data_dir: Path | None) -> str | None:
-    """Returns how an open run goes on whose definition can't be loaded now; None of another one."""
-    from .observation import observe
-
-    try:
-        with observe(data_dir) as observer:
-            shown = observer.status(run_id)
-    except PlanariaError:
-        return None
-    if shown["status"] not in OPEN_STATUSES:
-        return None
-    command = carry_on_command("resume", run_id, data_dir)
-    return f"Run {run_id!r} is open: {command!r} goes on with the code that it was admitted with"
-
-
-def _follow_until(
-    client: "Client", run_id: str, progress: "Progress", deadline: float | None
-) -> None:
-    try:
-        _follow(client, run_id, progress, deadline)
-    except SupervisorUnavailableError:
-        if deadline is None or _left(deadline):
-            raise  # else time is over, and what there is to be told is told after one more look
 
 
 def _follow(client: "Client", run_id: str, progress: "Progress", deadline: float | None) -> None:
@@ -304,7 +270,6 @@ def _write_result(found: "RunResult", as_json: bool) -> int:
                 "status": found.status,
                 "output": found.output,
                 "usage": found.usage,
-                "costUsd": found.cost_usd,
             }
         )
         return EXIT_DONE
@@ -313,12 +278,11 @@ def _write_result(found: "RunResult", as_json: bool) -> int:
         text = json.dumps(text, ensure_ascii=False, indent=2)
     sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
     if found.usage and sys.stderr.isatty():
-        note(f"run {found.run_id}: {format_usage(found.usage, found.cost_usd)}")
+        note(f"run {found.run_id}: {format_usage(found.usage)}")
     return EXIT_DONE
 
 
-def keep_supervisor(directory: Path) -> None:
-    """Starts a supervisor that stays, if none runs."""
+def _keep_supervisor(directory: Path) -> None:
     from .discovery import find_supervisor, start_supervisor
 
     connection = find_supervisor(directory)
@@ -331,8 +295,7 @@ def keep_supervisor(directory: Path) -> None:
     connection.close()
 
 
-def say_detached(client: "Client", run_id: str, data_dir: Path | None, as_json: bool) -> int:
-    """Writes how a run stands that isn't waited for, and returns the exit code."""
+def _say_detached(client: "Client", run_id: str, data_dir: Path | None, as_json: bool) -> int:
     facts = client.ping()
     if facts.get("isEphemeral"):
         note(

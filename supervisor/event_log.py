@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import apsw
 
@@ -63,7 +63,7 @@ class EventLog(LogReading):
     @classmethod
     def open(
         cls, directory: Path, *, trace: Trace | None = None, vfs: str | None = None
-    ) -> Self:
+    ) -> "EventLog":
         """Returns the log in `directory`, made new if there is none. Hold the lock before.
 
         `trace` is told the points of a commit ("before_begin", "frames_written", "committed")

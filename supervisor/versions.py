@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from planaria.protocol.codec import hash_jcs
 from planaria.protocol.errors import WorkflowInvalidError
-from planaria.protocol.locks import check_lock, make_version_id
+from planaria.protocol.lwir import find_not_built, validate_lwir
 
 from .blobs import BlobStore
 
@@ -19,15 +20,15 @@ class Versions:
         self._refs: dict[bytes, dict[str, Any]] = {}
 
     def check(self, workflow_id: str, lock: dict[str, Any], data: bytes) -> str:
-        """Returns the id of a lock; `data` are its canonical bytes. One with steps is a version.
+        """Returns the version id of a lock, whose canonical bytes are `data`.
 
         Raises:
-            WorkflowInvalidError: with every finding of it and of the locks inside of it.
+            WorkflowInvalidError: its document is no valid LWIR.
         """
         version_id = self._ids.get(data)
         if version_id is None:
-            version_id = make_version_id(lock)
-            _refuse_invalid(workflow_id, lock)
+            version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
+            check_document(workflow_id, lock)
             keep(self._ids, data, version_id, VERSIONS_KEPT_MAX)
         return version_id
 
@@ -40,8 +41,15 @@ class Versions:
         return ref
 
 
-def _refuse_invalid(workflow_id: str, lock: dict[str, Any]) -> None:
-    findings = check_lock(lock)
+def check_document(workflow_id: str, lock: dict[str, Any]) -> None:
+    """Refuses a lock whose document isn't valid with its tools and models.
+
+    Raises:
+        WorkflowInvalidError: with every finding.
+    """
+    findings = validate_lwir(
+        lock["lwir"], tools=list(lock["tools"]), models=list(lock["models"])
+    ) or find_not_built(lock["lwir"])
     if findings:
         listed = [{"code": f.code, "path": f.path, "message": f.message} for f in findings]
         raise WorkflowInvalidError(name=workflow_id, findings=listed)

@@ -12,8 +12,7 @@ import pytest
 from planaria.cli import COMMANDS, main
 
 NAMES = (
-    "run check up down status runs show replay events logs ps resume retry fork wait result cancel "
-    "verify doctor backup restore prune"
+    "run check up down status runs show events logs ps resume wait result cancel verify doctor"
 ).split()
 HEAVY = {"zmq", "pydantic", "pydantic_ai", "apsw", "msgpack", "yaml", "psutil", "multiprocess"}
 LIST_MODULES = """

@@ -6,9 +6,8 @@ from typing import Any
 import msgpack
 
 from planaria.protocol.blobs import blob_ref
-from planaria.protocol.events import TASKS, Event, encode_event
+from planaria.protocol.events import Event, encode_event
 from planaria.protocol.ids import SYSTEM_RUN_ID, call_id, session_id
-from planaria.protocol.manifests import hash_manifest
 from planaria.supervisor.checker import Row, Violation, check_log
 
 DATABASE_ID = "0f" * 16
@@ -32,34 +31,7 @@ DOCUMENT = {
     ]
 }  # fmt: skip
 LOCK = msgpack.packb({"lwir": DOCUMENT})
-DEFINITION_HASH = "sha256:0"
 ERROR = {"name": "E", "message": "m", "causeCode": "step_failed", "retriable": True}
-
-
-def make_manifest(role: str, path: str, version: str) -> dict[str, Any]:
-    """Returns a manifest with the fields of a role, written down here once more."""
-    shared = {"harnessId": f"planaria.{role}/1", "skillsHash": "sha256:s", "memoryStoreIds": []}
-    agent = {**shared, "systemPromptHash": "sha256:p", "globalToolsHash": "sha256:t"}
-    worker = {
-        **shared,
-        "workflowDefinitionHash": DEFINITION_HASH,
-        "workflowVersionId": version,
-        "stepPath": path,
-        "stepConfigHash": "sha256:c",
-        "allowedToolsHash": "sha256:t",
-    }
-    match role:
-        case "planner":
-            return {
-                **agent, "plannerModelSlotId": "m", "workflowDefinitionHash": DEFINITION_HASH
-            }  # fmt: skip
-        case "orchestrator":
-            more = {"availableWorkflows": [], "maxConcurrentSubRuns": 10}
-            return {**agent, "orchestratorModelSlotId": "m", **more}
-        case "fixer":
-            more = {"fixerModelSlotId": "m", "fixerSystemHash": "sha256:f", "fixerMaxAttempts": 2}
-            return {**worker, **more}
-    return worker
 
 
 class LogBuilder:
@@ -72,7 +44,6 @@ class LogBuilder:
         self.mono = 0
         self.at = 1_000_000
         self.chains: dict[str, int] = {}
-        self.manifest_hashes: dict[str, str] = {}  # session -> hash
 
     def add(
         self,
@@ -110,7 +81,7 @@ class LogBuilder:
         lock = self.blob(LOCK)
         admission = {
             "workflowId": "w",
-            "workflowDefinitionHash": DEFINITION_HASH,
+            "workflowDefinitionHash": "sha256:0",
             "trigger": "api",
             "input": 1,
             "inputHash": "sha256:1",
@@ -135,24 +106,16 @@ class LogBuilder:
         payload = {"stepPath": path, "stepId": step, "visitIndex": visit, "attempt": attempt}
         started = {**payload, "uses": "tool.call", "sessionId": session, **more}
         self.add("StepAttemptStarted", started)
-        self.open_session(session, path, attempt)
-        return session
-
-    def open_session(
-        self, session: str, path: str, attempt: int = 1, role: str = "worker", run: str = "run_a",
-        version: str = "wv_1", **fields: Any,
-    ) -> None:  # fmt: skip
-        manifest = {**make_manifest(role, path, version), **fields}
         opened = {
-            "role": role,
-            "task": TASKS[role],
+            "role": "worker",
+            "task": "execute_step",
             "stepPath": path,
             "attempt": attempt,
-            "manifest": manifest,
-            "manifestHash": hash_manifest(manifest),
+            "manifest": {},
+            "manifestHash": "sha256:m",
         }
-        self.manifest_hashes[session] = opened["manifestHash"]
-        self.add("harness.session.started", opened, session, run=run)
+        self.add("harness.session.started", opened, session)
+        return session
 
     def process(self, session: str, incarnation: int = 1, pid: int | None = None) -> None:
         payload = {
@@ -173,7 +136,7 @@ class LogBuilder:
         given = [encode_event(e) for e in self.events if e.session_id == session]
         payload = {
             "incarnation": incarnation,
-            "manifestHash": self.manifest_hashes[session],
+            "manifestHash": "sha256:m",
             "replayedEvents": len(given),
             "digest": "sha256:" + sha256(b"".join(given)).hexdigest(),
             **more,
@@ -358,8 +321,9 @@ def make_clean_log() -> LogBuilder:
         "uses": "tool.call", "sessionId": session_id("run_a", "each[l].work", 1),
         "branchPath": "each[l]",
     })  # fmt: skip
+    opening = {"role": "worker", "task": "execute_step", "stepPath": "each[l].work", "attempt": 1}
     session = session_id("run_a", "each[l].work", 1)
-    log.open_session(session, "each[l].work")
+    log.add("harness.session.started", {**opening, "manifest": {}, "manifestHash": "m"}, session)
     log.end_session(session, by=None, failed=True)
     log.end_step("each[l].work", "work", failed=True, branchPath="each[l]")
     log.add("ParallelBranchFailed", {**two, "error": ERROR})
