@@ -7,6 +7,9 @@ from .codec import hash_value
 Effect = Literal["read", "idempotent", "managed", "once"]
 EFFECTS: Final[tuple[Effect, ...]] = ("read", "idempotent", "managed", "once")
 
+# Tools of an orchestrator that the supervisor itself carries out, as runs of their own.
+SUB_RUN_TOOLS = frozenset({"plan_workflow", "run_workflow", "start_workflow"})
+
 EXPLANATION = (
     "effect='read' changes nothing and may be repeated; 'idempotent' may be repeated with the same "
     "idempotency key; 'managed' can be looked up by its key after a crash; 'once' must never "

@@ -12,13 +12,13 @@ PlanariaError
 │   └── RunNotFoundError
 ├── ConflictError               exit 4: refused as things stand
 │   ├── RunInputMismatchError
-│   ├── CapabilityDriftError
-│   └── SupervisorUnavailableError
+│   └── CapabilityDriftError
 ├── RunFailedError              exit 1: the run ended without an output
 ├── InterruptedEffectError      exit 5: a person has to decide
 ├── WaitTimeoutError            exit 5: the caller's patience ended, the run goes on
 ├── DataDirectoryError          exit 6
 │   ├── DataDirLockedError
+│   ├── SupervisorUnavailableError
 │   └── IntegrityError
 ├── CommitUnknownError          exit 74: an I/O error at a commit
 ├── ProtocolError               a peer broke the protocol
@@ -30,7 +30,7 @@ wire as {class, fields} and be the same on the other side (test_errors.py sends 
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from .limits import ERROR_TEXT_CHARS_MAX
 
@@ -54,21 +54,40 @@ NEVER_RETRIED = frozenset(
     "cancelled timeout capability_drift runtime_config_error step_schema_error "
     "max_visits_exceeded interrupted budget_exceeded".split()
 )
+# Causes that no other source would mend.
+NEVER_FIXED = frozenset(
+    "cancelled timeout capability_drift runtime_config_error interrupted budget_exceeded".split()
+)
 # Causes that fail the run also inside a group with failureMode all_settled.
 ALWAYS_FAIL_RUN = frozenset(
     "cancelled timeout capability_drift runtime_config_error budget_exceeded interrupted".split()
 )
 
 
+# Errors of steps whose messages are sentences of ours: their names would add nothing.
+_SENTENCES = frozenset(
+    "ExpressionError IntegrityError PlanInvalidError ProtocolError SandboxError StepConfigError "
+    "SubRunFailed SubRunRefused ValueRefusedError".split()
+)
+
+
 class PlanariaError(Exception):
-    """Root of every error that planaria raises on purpose; fields are JSON values."""
+    """Root of every error that planaria raises on purpose; fields are JSON values.
+
+    The field `hint` says what else helps, where whoever reports the error knows more.
+    """
 
     exit_code: ClassVar[int] = EXIT_RUN_FAILED
     template: ClassVar[str] = "{message}"
 
     def __init__(self, **fields: Any) -> None:
         self.fields: dict[str, Any] = fields
-        super().__init__(self._make_text())
+        hint = fields.get("hint")
+        super().__init__(shorten(f"{self._make_text()}. {hint}") if hint else self._make_text())
+
+    def with_hint(self, hint: str) -> Self:
+        """Returns the same error with a sentence at its end."""
+        return type(self)(**{**self.fields, "hint": hint})
 
     def _make_text(self) -> str:
         try:
@@ -103,12 +122,23 @@ class WorkflowInvalidError(UsageError):
     def _make_text(self) -> str:
         findings = self.fields.get("findings", [])
         lines = [f"{f['code']} at {f['path']}: {f['message']}" for f in findings]
-        name = self.fields.get("name", "workflow")
+        name = self.fields.get("name") or "workflow"
         return shorten(f"{name!r} has {len(lines)} finding(s):\n  " + "\n  ".join(lines))
 
 
 class ValueRefusedError(UsageError):
+    """A value can't be recorded exactly; the field `of` says of what it is, if that is known."""
+
     template = "the value at {path} can't be recorded exactly: {reason}"
+
+    def _make_text(self) -> str:
+        if "of" not in self.fields:
+            return super()._make_text()
+        return shorten("{of}, at {path}: {reason}".format(**self.fields))
+
+    def said_of(self, of: str) -> "ValueRefusedError":
+        """Returns the refusal with its beginning: "the result of tool 'x' doesn't fit"."""
+        return ValueRefusedError(**{**self.fields, "of": of})
 
 
 class InputSchemaError(UsageError):
@@ -147,12 +177,9 @@ class RunInputMismatchError(ConflictError):
 class CapabilityDriftError(ConflictError):
     template = (
         "run {run_id!r} was admitted with another definition ({changes}); nothing was run. "
-        "Restore the old definition, or use a new run id"
+        "'planaria resume {run_id}' goes on with the code that it was admitted with; or restore "
+        "that definition, or use a new run id"
     )
-
-
-class SupervisorUnavailableError(ConflictError):
-    template = "the supervisor of this data directory doesn't answer: {message}"
 
 
 class RunFailedError(PlanariaError):
@@ -163,9 +190,9 @@ class RunFailedError(PlanariaError):
     def _make_text(self) -> str:
         f = self.fields
         step = f" at step {f['failed_step_path']!r}" if f.get("failed_step_path") else ""
-        return shorten(
-            f"run {f.get('run_id')!r} failed{step} ({f.get('cause_code')}): {f.get('message')}"
-        )
+        cause, name = f.get("cause_code"), f.get("error_name")
+        text = name_failure(name, f.get("message"), cause)
+        return shorten(f"run {f.get('run_id')!r} failed{step} ({cause}): {text}")
 
 
 class InterruptedEffectError(PlanariaError):
@@ -199,6 +226,10 @@ class DataDirLockedError(DataDirectoryError):
     )
 
 
+class SupervisorUnavailableError(DataDirectoryError):
+    template = "the supervisor of this data directory doesn't answer: {message}"
+
+
 class IntegrityError(DataDirectoryError):
     """Stored data are not what was written: nothing is repaired, nothing guessed."""
 
@@ -224,6 +255,22 @@ class RecordedError(PlanariaError):
     """What a tool or model raised, as recorded: `name` of the exception type and `message`."""
 
     template = "{name}: {message}"
+
+
+def name_failure(name: object, message: object, cause: object) -> str:
+    """Returns what a failure says, with the exception's class if a step raised it.
+
+    "boom" alone says little, and the "3" of a SystemExit nothing.
+    """
+    if cause != "step_failed" or not name or name in _SENTENCES:
+        return str(message)
+    return f"{name}: {message}" if message not in (None, "") else str(name)
+
+
+def describe_type(value: object) -> str:
+    """Returns what errors call a value's type: "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def shorten(text: str) -> str:

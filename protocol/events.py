@@ -12,6 +12,13 @@ from .errors import IntegrityError, ProtocolError
 from .limits import FRAME_BYTES_MAX
 
 SCHEMA_VERSION = 1
+# The roles that sessions have, and the task of each.
+TASKS = {
+    "planner": "plan",
+    "orchestrator": "orchestrate",
+    "worker": "execute_step",
+    "fixer": "fix_step",
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,6 +30,7 @@ class Draft:
     payload: dict[str, Any]
     session_id: str | None = None
     incarnation: int | None = None
+    blobs: tuple[bytes, ...] = ()  # what has to be stored before it, besides its own large values
 
 
 @dataclass(slots=True)
@@ -114,7 +122,7 @@ def check_payload(kind: str, payload: object) -> None:
 
 
 # Fields that may grow: where one is over the inline limit, its blob form `<name>Ref` stands there.
-VALUE_FIELDS = frozenset("input output result args response messages".split())
+VALUE_FIELDS = frozenset("input output result args response messages cycle".split())
 
 
 def _fields(text: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -137,11 +145,13 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     for kind, text in {
         # Layer A: the run and its steps
         "RunAdmitted": "workflowId workflowDefinitionHash trigger input inputHash source "
-        "deadlineMs? labels?",
+        "definitionRef? planOnly? parentRunId? parentCallId? parentStepPath? callPath? "
+        "outerLoopId? cycleNumber? cycle? supervise? budget? deadlineMs? labels?",
         "WorkflowVersionRegistered": "workflowVersionId lwirHash lockRef lockHash",
         "RunStarted": "workflowVersionId inputHash deadline?",
         "StepSkipped": "stepPath stepId because",
-        "StepAttemptStarted": "stepPath branchPath? stepId visitIndex uses attempt sessionId?",
+        "StepAttemptStarted": "stepPath branchPath? stepId visitIndex uses attempt fixAttempt? "
+        "isInherited? sessionId?",
         "StepRetryScheduled": "stepPath nextAttempt dueAt",
         "StepRepairAttempted": "stepPath attempt findings",
         "StepCompleted": "stepPath branchPath? stepId visitIndex attempt output? chosen? metadata?",
@@ -153,6 +163,13 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "ParallelGroupCompleted": "stepPath attempt",
         "ParallelGroupFailed": "stepPath attempt error",
         "ParallelGroupTimedOut": "stepPath attempt",
+        "SubRunRequested": "subRunId workflowId wait planOnly? stepPath? sessionId? callId?",
+        "SubRunSettled": "subRunId status output? error? usage spent?",
+        "RunReopened": "by reason fromSequence source? deadline?",
+        "RunForked": "fromRunId atSequence by changes inheritedRef",
+        "BudgetReserved": "sessionId callId calls tokens costUsd",
+        "BudgetSettled": "sessionId callId calls tokens costUsd",
+        "BudgetExhausted": "sessionId callId error",
         "CancellationRequested": "requestId reason?",
         "RunInterrupted": "sessionId callId effect idempotencyKey toolName stepPath dispatchedAt",
         "RunCompleted": "output terminalStepPath?",
@@ -163,7 +180,8 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "harness.session.resumed": "incarnation manifestHash replayedEvents digest",
         "harness.session.completed": "usage",
         "harness.session.failed": "error usage?",
-        "harness.model.called": "callId position turn requestHash messages settings",
+        "harness.model.called": "callId position turn requestHash messages settings reserve?",
+        "harness.model.repeated": "callId reserve",
         "harness.model.responded": "callId turn response usage model",
         "harness.model.failed": "callId turn error",
         "harness.tool_call.started": "callId position caller toolName args input? turn? callIndex? "
@@ -175,23 +193,36 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "harness.operation.succeeded": "callId result",
         "harness.operation.failed": "callId error",
         "harness.warning": "text",
-        "harness.execute_step.succeeded": "output metadata?",
-        "harness.execute_step.failed": "error",
+        "harness.memory.written": "store path sha256",
+        **{f"harness.{task}.succeeded": "output metadata?" for task in TASKS.values()},
+        **{f"harness.{task}.failed": "error metadata?" for task in TASKS.values()},
         # Processes
         "ProcessStarted": "sessionId incarnation pid startTime bootId",
         "ProcessExited": "sessionId incarnation reason exitCode? signal?",
         "SupervisorStarted": "supervisorId pid epoch version",
         "SupervisorStopped": "epoch reason",
+        # Outer loops: the first one in the system's run, the other after a cycle's run has ended
+        "OuterLoopStarted": "outerLoopId goal maxCycles inputHash supervise",
+        "OuterLoopCycleCompleted": "outerLoopId cycleNumber supervise output?",
         "RunRecorded": "admittedRunId admissionHash",
+        "RunPruned": "prunedRunId lastHash events firstPosition lastPosition outerLoopId? "
+        "workflowVersionId? lockRef? definitionRef?",
     }.items()
 }
 
-# What a session's process may report, by role (a closed list).
-WORKER_EVENTS = frozenset(kind for kind in PAYLOADS if kind.startswith("harness.")) - {
+_OF_TASKS = frozenset(
+    f"harness.{t}.{end}" for t in TASKS.values() for end in ("succeeded", "failed")
+)
+_OF_ALL_ROLES = frozenset(kind for kind in PAYLOADS if kind.startswith("harness.")) - _OF_TASKS - {
     "harness.session.started",
     "harness.session.completed",
     "harness.session.failed",
     "harness.tool_call.unknown",
 } | {"StepRepairAttempted"}
+# What a session's process may report, by role (a closed list).
+ROLE_EVENTS: dict[str, frozenset[str]] = {
+    role: _OF_ALL_ROLES | {f"harness.{task}.succeeded", f"harness.{task}.failed"}
+    for role, task in TASKS.items()
+}
 
 RUN_TERMINAL = frozenset({"RunCompleted", "RunFailed", "RunCancelled"})

@@ -46,3 +46,8 @@ def session_id(run_id: str, step_path: str, attempt: int) -> str:
 def call_id(session: str, position: str) -> str:
     """Returns the id of a model or tool call at a position of a session (`t2.0`, `m3.0`, `s0`)."""
     return derive_id("call_", session, position)
+
+
+def sub_run_id(run_id: str, *place: str | int) -> str:
+    """Returns the id of the run that a call (its id) or a step (path, attempt) of a run starts."""
+    return derive_id("run_", run_id, *place)

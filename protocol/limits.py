@@ -27,3 +27,11 @@ GRACE_MS = 10_000  # what a session may still take after a stop was asked for
 DRAIN_MS = 250  # frames that a dead child had sent are read for at most this long
 RUNS_LISTED_MAX = 1_000
 STEPS_PER_SCOPE_MAX = 1_000  # the graph keeps the ancestors of each: n²/2 at most
+
+SUB_RUNS_CONCURRENT = 10  # of one run, unless its orchestrator says otherwise
+SUB_RUN_DEPTH_MAX = 32
+SUB_RUN_LINGER_MS = 2_000  # how long a session that waits for sub-runs keeps its process
+NOTE_CHARS_MAX = 100_000  # of a cycle's note: it stands in the next planner's prompt
+PLAN_REVISIONS_MAX = 3  # drafts that a planner may write again, unless it says otherwise
+PLANNER_TURNS_MAX = 25
+ORCHESTRATOR_TURNS_MAX = 50

@@ -9,7 +9,7 @@ from .errors import ValueRefusedError
 from .expressions import Expression, Reference
 from .findings import Finding
 from .graph import Node, ScopeGraph, build_graph
-from .lwir_fields import DOCUMENT_FIELDS
+from .lwir_fields import DOCUMENT_FIELDS, NOT_BUILT_KINDS
 from .lwir_report import Report, check_fields
 from .templates import Keys
 from .values import check_json
@@ -21,7 +21,6 @@ CODES = frozenset(
     "lwir.invalid_code_run_source lwir.unknown_need lwir.duplicate_step_id lwir.reserved_id "
     "lwir.not_built_yet expression.invalid schema.unsupported_keyword".split()
 )
-NOT_BUILT_KINDS = frozenset({"workflow.call", "approval", "wait"})
 IDS_SHOWN_MAX = 10
 
 
@@ -64,9 +63,6 @@ def find_not_built(document: object) -> list[Finding]:
             here = f"{path}[{index}]"
             if isinstance(step.get("uses"), str) and step["uses"] in NOT_BUILT_KINDS:
                 refuse(f"{here}.uses", f"steps of kind {step['uses']}")
-            on_failure = step.get("onFailure")
-            if isinstance(on_failure, dict) and "fixer" in on_failure:
-                refuse(f"{here}.onFailure.fixer", "fixers")
             visit(step.get("steps"), f"{here}.steps")
 
     def refuse(path: str, what: str) -> None:

@@ -1,7 +1,8 @@
 """Messages between the supervisor and its peers: what a frame holds, checked field by field.
 
 A frame is one msgpack part, a list of messages; each message is `[kind, body]`. Children send
-Hello, Append, ReadHistory and Heartbeat, and get Deliver, Committed, Refused, HistoryPage and Stop.
+Hello, Append, ReadHistory and Heartbeat, and get Deliver, Committed, Refused, HistoryPage, Settled
+and Stop.
 Clients send Request and get Reply. Ids in a body are compared with what the link was bound to at
 Hello; they decide nothing by themselves.
 """
@@ -57,8 +58,20 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrandDone:
+    """A child has done an errand (see Deliver): `result`, or `error` {name, message}."""
+
+    errandId: str
+    result: dict[str, Json] | None
+    error: dict[str, Json] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
-    """Gives a session to a process: everything it needs to carry it (see `workers.session`)."""
+    """Gives a session to a process: everything it needs to carry it (see `workers.session`).
+
+    With an `errandId` it is an errand: something to be done without a session.
+    """
 
     session: dict[str, Json]
 
@@ -92,6 +105,16 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
+class Settled:
+    """A call that the supervisor carries out (a sub-run) has ended: its event, as recorded."""
+
+    sessionId: str
+    incarnation: int
+    kind: str
+    payload: dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Asks the process to end: `cancel` and `timeout` end its session, the others put it away."""
 
@@ -117,8 +140,8 @@ class Reply:
     done: bool
 
 
-FromChild = Hello | Append | ReadHistory | Heartbeat
-ToChild = Deliver | Committed | Refused | HistoryPage | Stop
+FromChild = Hello | Append | ReadHistory | Heartbeat | ErrandDone
+ToChild = Deliver | Committed | Refused | HistoryPage | Settled | Stop
 Message = FromChild | ToChild | Request | Reply
 
 _KINDS: dict[str, type[Any]] = {
@@ -126,10 +149,12 @@ _KINDS: dict[str, type[Any]] = {
     "append": Append,
     "read_history": ReadHistory,
     "heartbeat": Heartbeat,
+    "errand_done": ErrandDone,
     "deliver": Deliver,
     "committed": Committed,
     "refused": Refused,
     "history_page": HistoryPage,
+    "settled": Settled,
     "stop": Stop,
     "request": Request,
     "reply": Reply,
@@ -138,6 +163,7 @@ _NAMES = {cls: kind for kind, cls in _KINDS.items()}
 _FIELDS = {cls: tuple(f.name for f in dataclasses.fields(cls)) for cls in _NAMES}
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "after": int,
+    "errandId": str,
     "arguments": dict,
     "events": list,
     "id": int,

@@ -6,22 +6,28 @@ Names are loaded when they are first used: importing this package imports neithe
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .authoring import Continue, Done, Planner, Workflow
+    from .authoring import Workflow
     from .calls import CallContext, current_call
-    from .client import Client, RunResult
+    from .client import Client
+    from .declarations import Budget, Continue, Done, Planner, Skill
     from .model_slots import AgentWorker
+    from .orchestrators import Orchestrator
+    from .results import RunResult
     from .running import arun, run
     from .steps import call, code, decision, generate, parallel
     from .tools import Tool, tool
 
 _PLACES = {
     "AgentWorker": "model_slots",
+    "Budget": "declarations",
     "CallContext": "calls",
     "Client": "client",
-    "Continue": "authoring",
-    "Done": "authoring",
-    "Planner": "authoring",
-    "RunResult": "client",
+    "Continue": "declarations",
+    "Done": "declarations",
+    "Orchestrator": "orchestrators",
+    "Planner": "declarations",
+    "RunResult": "results",
+    "Skill": "declarations",
     "Tool": "tools",
     "Workflow": "authoring",
     "arun": "running",
@@ -43,12 +49,15 @@ _ERRORS = frozenset(
 
 __all__ = [
     "AgentWorker",
+    "Budget",
     "CallContext",
     "Client",
     "Continue",
     "Done",
+    "Orchestrator",
     "Planner",
     "RunResult",
+    "Skill",
     "Tool",
     "Workflow",
     "arun",

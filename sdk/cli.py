@@ -15,8 +15,10 @@ from planaria.protocol.errors import EXIT_USAGE
 
 from . import (
     commands_check,
+    commands_history,
     commands_looking,
     commands_runs,
+    commands_storage,
     commands_supervisor,
 )
 from .command_line import EXIT_BROKEN_PIPE, report_error, write_json
@@ -28,11 +30,14 @@ COMMANDS = (
     (commands_runs.run, _RUN),
     (commands_check.check, _RUN),
     (commands_runs.resume, _RUN),
+    (commands_history.retry, _RUN),
+    (commands_history.fork, _RUN),
     (commands_runs.wait, _RUN),
     (commands_runs.result, _RUN),
     (commands_runs.cancel, _RUN),
     (commands_looking.runs, _LOOK),
     (commands_looking.show, _LOOK),
+    (commands_history.replay, _LOOK),
     (commands_looking.events, _LOOK),
     (commands_looking.logs, _LOOK),
     (commands_looking.ps, _LOOK),
@@ -41,11 +46,15 @@ COMMANDS = (
     (commands_supervisor.status, _DIRECTORY),
     (commands_supervisor.verify, _DIRECTORY),
     (commands_supervisor.doctor, _DIRECTORY),
+    (commands_storage.backup, _DIRECTORY),
+    (commands_storage.restore, _DIRECTORY),
+    (commands_storage.prune, _DIRECTORY),
 )
 HELP = (
     "Run LLM-agent workflows as supervised processes that survive kill -9.\n\n"
     "Exit codes: 0 done, 1 the run failed, 2 usage or input, 3 not found, 4 refused or conflict, "
-    "5 waiting for a person, 6 data directory, 74 I/O error at a commit, 130 Ctrl-C."
+    "5 waiting for a person, 6 data directory unusable or in use, 70 an unexpected fault, "
+    "74 I/O error at a commit, 130 Ctrl-C."
 )
 
 

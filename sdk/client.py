@@ -1,78 +1,37 @@
-"""The client of a data directory: start runs, wait for them, look at them, cancel them.
+"""The client of a data directory: start runs and loops, wait for them, look at them, end them.
 
-A client never opens the event log. When its supervisor dies under it (SIGKILL, a crash), it starts
-another one and asks again: every request may be repeated, and what is on disk counts.
+A client never opens the event log.
 """
 
 import logging
-import os
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from planaria.protocol.codec import Json, canonical_bytes, unpack
-from planaria.protocol.errors import (
-    InterruptedEffectError,
-    RunFailedError,
-    SupervisorUnavailableError,
-    WaitTimeoutError,
-)
-from planaria.protocol.limits import BLOB_BYTES_MAX, INLINE_BYTES_MAX
+from planaria.protocol.codec import Json
+from planaria.protocol.errors import RunFailedError, SupervisorUnavailableError, WaitTimeoutError
 
-from .blobstore import BlobStore
-from .connection import Connection
-from .discovery import (
-    GIVE_UP_SECONDS,
-    find_directory,
-    find_supervisor,
-    reap_supervisors,
-    start_supervisor,
-)
+from .declarations import Budget
+from .history import HistoryRequests
+from .loops import LoopRequests
+from .requests import describe_budget, make_deadline, make_run_id
+from .results import RunResult, read_outcome
+from .run_logs import has_printed
 
-RECONNECTS_MAX = 20  # in one request: a supervisor that dies so often is not there
-DETACH_SECONDS = 1.0  # one that doesn't answer sees from the client's pidfd that it is gone
-_PAUSE_SECONDS = 0.1
+OPEN_STATUSES = ("admitted", "running")  # others wait for nothing, or for a person
+LOOK_SECONDS = 10.0
+_CAUSES_LOGGED = frozenset({"step_failed", "process_crashed", "step_timeout"})
 
 logger = logging.getLogger("planaria")
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """A run that ended well. `usage` counts requests and tokens of its recorded model calls."""
-
-    output: Any
-    run_id: str
-    status: str = "completed"
-    usage: dict[str, int] = field(default_factory=dict)
-
-
-class Client:
+class Client(HistoryRequests, LoopRequests):
     """Requests to the supervisor of one data directory.
 
     `start_if_missing` starts a supervisor that ends with its last client. Use it as a context
     manager, or call `close`. A client is for one thread; several may have one each.
     """
 
-    def __init__(
-        self, data_dir: str | os.PathLike[str] | None = None, *, start_if_missing: bool = True
-    ) -> None:
-        self.directory: Path = find_directory(data_dir)
-        self._start_if_missing = start_if_missing
-        self._connection: Connection | None = None
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    silent_pid = None  # see observation.Observer: this one answers
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -85,13 +44,15 @@ class Client:
         timeout: float | None = None,
         target: str | None = None,
         labels: dict[str, str] | None = None,
+        budget: Budget | None = None,
     ) -> str:
         """Admits a run, or joins the one that has this id, and returns its id.
 
         A run that is joined goes on with the code that was stored at its admission; if the source
         has changed since, the log `planaria` has a warning.
 
-        `timeout` (seconds) is the run's deadline, recorded at admission. `target` says where the
+        `workflow` is a Workflow or an Orchestrator. `timeout` (seconds) is the run's deadline and
+        `budget` what its model calls may take, both recorded at admission. `target` says where the
         workflow is defined (`path.py:name`, `module:name`); by default it is found.
 
         Raises:
@@ -100,24 +61,21 @@ class Client:
             InputSchemaError, WorkflowInvalidError: refused; nothing was recorded.
             UsageError: a model's package or key is missing; names it.
         """
-        from .definition import prepare_source
         from .loading_guard import raise_if_loading
-        from .providers import check_packages
 
         raise_if_loading()
         value = workflow.dump_input(input)
-        check_packages(workflow.models)
-        self.ask("ping")  # the directory exists from here on
-        source = prepare_source(workflow, target=target, modules_dir=self._modules)
+        made = self._describe_definition(workflow, target)
         return self.start_document(
             workflow_id=workflow.id,
-            definition_hash=workflow.definition_hash,
-            lock=workflow.lock,
-            source=source,
+            definition_hash=made["definitionHash"],
+            lock=made["lock"],
+            source=made["source"],
             input=value,
             run_id=run_id,
             timeout=timeout,
             labels=labels,
+            budget=budget,
         )
 
     def start_document(
@@ -131,6 +89,7 @@ class Client:
         run_id: str | None = None,
         timeout: float | None = None,
         labels: dict[str, str] | None = None,
+        budget: Budget | None = None,
     ) -> str:
         """Admits a run of a compiled definition; see `start`."""
         arguments: dict[str, Any] = {
@@ -139,20 +98,18 @@ class Client:
             "definitionHash": definition_hash,
             "lock": lock,
             "source": source,
-            "deadlineMs": None if timeout is None else max(1, int(timeout * 1000)),
+            "deadlineMs": make_deadline(timeout),
             "labels": labels,
+            **self._store("input", input),
+            **describe_budget(budget),
         }
-        data = canonical_bytes(input)
-        if len(data) > INLINE_BYTES_MAX:
-            arguments["inputRef"] = self._blobs.write(data)
-        else:
-            arguments["input"] = input
         answer = self.ask("start_run", **arguments)
         is_open = answer["attached"] and not answer["isEnded"]
         if is_open and answer["modulesRef"] != source.get("modulesRef"):
             logger.warning(
                 "run %r goes on with the code that it was admitted with; its source has changed "
-                "since. For the new code take a new run id",
+                "since. For the new code take a new run id, or 'planaria fork %s --source current'",
+                answer["runId"],
                 answer["runId"],
             )
         return str(answer["runId"])
@@ -175,14 +132,23 @@ class Client:
             InterruptedEffectError: it can't go on before a person has decided.
             WaitTimeoutError: `timeout` seconds have passed; the run goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            outcome = self.ask("wait_run", timeout=timeout, stop_fd=stop_fd, runId=run_id)
-        except SupervisorUnavailableError as error:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
-            raise
+            outcome = self._wait("wait_run", run_id, timeout, stop_fd, runId=run_id)
+        except WaitTimeoutError:
+            outcome = self._look_once(run_id)
+            if outcome["status"] in OPEN_STATUSES:
+                raise
         return self.read_outcome(outcome, workflow)
+
+    def _look_once(self, run_id: str) -> dict[str, Any]:
+        """Returns how a run stands when its waiter's time is over: of one that has ended the
+        answer may just not have come within that time, which may have been no time at all.
+        """
+        try:
+            shown: dict[str, Any] = self.ask("get_run", timeout=LOOK_SECONDS, runId=run_id)
+            return shown
+        except SupervisorUnavailableError:
+            return {"status": "running"}  # as far as can be known
 
     def result(self, run_id: str, *, workflow: Any = None) -> RunResult:
         """Returns the result of a run that has ended; raises as `wait` if it failed.
@@ -191,7 +157,7 @@ class Client:
             WaitTimeoutError: it is still open.
         """
         shown = self.status(run_id)
-        if shown["status"] not in ("completed", "failed", "cancelled", "interrupted"):
+        if shown["status"] in OPEN_STATUSES:
             raise WaitTimeoutError(run_id=run_id, seconds=0)
         return self.read_outcome(shown, workflow)
 
@@ -201,32 +167,22 @@ class Client:
         Raises:
             RunFailedError, InterruptedEffectError: as `wait`.
         """
-        run_id = outcome["runId"]
-        if outcome["status"] == "interrupted":
-            unknown = outcome["interrupted"][0]
-            raise InterruptedEffectError(
-                run_id=run_id,
-                step_path=unknown["stepPath"],
-                tool_name=unknown["toolName"],
-                effect=unknown["effect"],
-                idempotency_key=unknown["idempotencyKey"],
-                call_id=unknown["callId"],
-                dispatched_at=unknown["dispatchedAt"],
-            )
-        if outcome["status"] != "completed":
-            error = outcome.get("error") or {}
-            raise RunFailedError(
-                run_id=run_id,
-                cause_code=error.get("causeCode", "cancelled"),
-                code=error.get("code"),
-                message=error.get("message", "it was cancelled"),
-                failed_step_path=outcome.get("failedStepPath"),
-                error_name=error.get("name"),
-            )
-        output = self._load(outcome, "output")
-        if workflow is not None:
-            output = workflow.load_output(output)
-        return RunResult(output=output, run_id=run_id, usage=outcome["usage"])
+        try:
+            return read_outcome(outcome, self._load, workflow)
+        except RunFailedError as error:
+            hint = self._find_printed(error)
+            if hint is None:
+                raise
+            failure = error.with_hint(hint)
+        raise failure
+
+    def _find_printed(self, error: RunFailedError) -> str | None:
+        """Returns where to read what the processes of a failed run have printed, if it helps."""
+        if error.cause_code not in _CAUSES_LOGGED:
+            return None
+        if has_printed(self.directory / "runs" / error.run_id / "logs"):
+            return f"'planaria logs {error.run_id}' shows what its processes have printed"
+        return "It has printed nothing" if error.cause_code == "process_crashed" else None
 
     def cancel(self, run_id: str, *, reason: str | None = None) -> dict[str, Any]:
         """Asks to cancel a run; returns {runId, status, alreadyEnded} as it was then."""
@@ -275,84 +231,3 @@ class Client:
     def stop_supervisor(self) -> None:
         """Asks the supervisor to end: what runs is put away and goes on at its next start."""
         self.ask("stop")
-
-    # -- the link --------------------------------------------------------------------------
-
-    def ask(
-        self,
-        operation: str,
-        *,
-        timeout: float | None = None,
-        stop_fd: int | None = None,
-        **arguments: Any,
-    ) -> Any:
-        """Returns the answer to an operation, over as many supervisors as it takes."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for attempt in range(RECONNECTS_MAX):
-            connection = self._find_connection()
-            try:
-                if self._connection is None:
-                    self._connection = connection
-                    connection.ask("attach", pid=os.getpid())
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                return connection.ask(operation, timeout=left, stop_fd=stop_fd, **arguments)
-            except SupervisorUnavailableError:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise
-                self._drop()
-                if attempt + 1 == RECONNECTS_MAX:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
-        raise AssertionError("the loop returns or raises")
-
-    def _find_connection(self) -> Connection:
-        if self._connection is not None:
-            return self._connection
-        found = find_supervisor(self.directory)
-        if found is None and self._start_if_missing:
-            found = start_supervisor(self.directory)
-        if found is None:
-            raise SupervisorUnavailableError(
-                message=f"none runs for {str(self.directory)!r}; 'planaria up' starts one"
-            )
-        return found
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def close(self) -> None:
-        """Lets go of the supervisor; one that was started for its clients ends with the last.
-
-        That end is waited for, so that what follows finds neither processes nor a lock.
-        """
-        if self._connection is not None:
-            try:
-                answer = self._connection.ask("detach", timeout=DETACH_SECONDS)
-                if answer["isEnding"]:
-                    self._connection.wait_end(GIVE_UP_SECONDS)
-            except SupervisorUnavailableError:
-                pass
-            finally:
-                self._drop()
-        reap_supervisors()
-
-    @property
-    def _modules(self) -> Path:
-        return self.directory / "artifacts" / "modules"
-
-    @property
-    def _blobs(self) -> BlobStore:
-        return BlobStore(self.directory / "artifacts" / "blobs")
-
-    def _load(self, fields: dict[str, Any], name: str) -> Json:
-        ref = fields.get(f"{name}Ref")
-        if ref is None:
-            return fields.get(name)
-        return unpack(self._blobs.read(ref), bytes_max=BLOB_BYTES_MAX)
-
-
-def make_run_id() -> str:
-    """Returns a new random run id."""
-    return "run_" + os.urandom(8).hex()

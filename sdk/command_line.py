@@ -33,6 +33,7 @@ DataDir = Annotated[
         "--data-dir",
         help="The data directory; default: PLANARIA_DATA_DIR, or .little-workflow here.",
         show_default=False,
+        readable=False,  # else the parser refuses it as usage; it is the directory's fault: code 6
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON on stdout, and nothing else.")]
@@ -52,6 +53,11 @@ Module = Annotated[
         help="The Python file with the tools and models of an LWIR file.",
         show_default=False,
     ),
+]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Start it, under a supervisor that stays, and return.")
 ]
 
 
@@ -106,21 +112,21 @@ def report_error(error: BaseException, *, as_json: bool) -> int:
     return code
 
 
-def read_input(text: str | None) -> Any:
-    """Returns the JSON value that `--input` gives: itself, `@file`, or `-` for stdin.
+def read_input(text: str | None, option: str = "--input") -> Any:
+    """Returns the JSON value that an option gives: itself, `@file`, or `-` for stdin.
 
     Raises:
         UsageError: it can't be read, or is no JSON; names the place.
     """
     if text is None:
         return None
-    what, given = "--input", text
+    what, given = option, text
     try:
         if text == "-":
-            what = "--input from stdin"
+            what = f"{option} from stdin"
             given = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1).decode()
         elif text.startswith("@"):
-            what = f"--input file {text[1:]!r}"
+            what = f"{option} file {text[1:]!r}"
             given = Path(text[1:]).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(message=f"{what} can't be read: {error}") from error
@@ -130,7 +136,7 @@ def read_input(text: str | None) -> Any:
         return json.loads(given, parse_constant=_refuse_constant)
     except ValueError as error:
         raise UsageError(
-            message=f"{what} is no JSON: {error}. Text needs quotes of its own: --input '\"text\"'"
+            message=f"{what} is no JSON: {error}. Text needs quotes of its own: {option} '\"text\"'"
         ) from error
     except RecursionError as error:
         raise UsageError(message=f"{what} is nested too deeply") from error

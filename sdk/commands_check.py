@@ -11,10 +11,8 @@ def check(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check a workflow: its document, and whether its models can be called from here."""
+    """Check a workflow or orchestrator, and whether its models can be called from here."""
     del data_dir  # every command takes it; this one needs none
-    from planaria.protocol.lwir import find_not_built
-
     from .definition import load_target
     from .providers import find_model_problems
 
@@ -23,14 +21,10 @@ def check(
         with stdout_kept():
             workflow = load_target(target, str(module) if module else None)
     except WorkflowInvalidError as error:
-        name, findings = str(error.fields.get("name", target)), list(error.fields["findings"])
+        name, findings = str(error.fields.get("name") or target), list(error.fields["findings"])
     else:
         name, version = workflow.id, workflow.version_id
-        findings = [
-            {"code": f.code, "path": f.path, "message": f.message}
-            for f in find_not_built(workflow.document)
-        ]
-        findings += find_model_problems(workflow.models)
+        findings = find_model_problems(workflow)
     if as_json:
         write_json(
             {"workflow": name, "versionId": version, "isValid": not findings, "findings": findings}
@@ -38,5 +32,6 @@ def check(
     else:
         for found in findings:
             print(f"{found['code']} at {found['path']}: {found['message']}")
-        print(f"{name}: {len(findings)} finding(s)" if findings else f"{name}: valid, {version}")
+        shown = version or "planned anew in each run"
+        print(f"{name}: {len(findings)} finding(s)" if findings else f"{name}: valid, {shown}")
     return EXIT_USAGE if findings else EXIT_DONE

@@ -27,7 +27,7 @@ def runs(
 
     if status is not None and status not in STATUSES:
         raise UsageError(
-            message=f"--status {status!r} is none of a run; expected {', '.join(STATUSES)}"
+            message=f"a run has no status {status!r}; --status takes one of: {', '.join(STATUSES)}"
         )
     with observe(data_dir) as observer:
         listed = observer.runs(limit=limit, status=status)
@@ -71,7 +71,7 @@ def events(
     as_json: AsJson = False,
 ) -> int:
     """List the events of a run; with --json one a line, whole."""
-    from .observation import observe
+    from .observation import describe_silence, observe
 
     with observe(data_dir) as observer:
         is_served = observer.ping() is not None
@@ -85,10 +85,13 @@ def events(
 
                 print(format_event(event), flush=follow)
         if follow and not is_served and not observer.status(run_id)["endedAt"]:
-            note(
-                f"planaria: no supervisor runs, so no more events come; "
-                f"'planaria resume {run_id}' carries the run on"
-            )
+            if observer.silent_pid is not None:
+                note(f"planaria: no more events come: {describe_silence(observer.silent_pid)}")
+            else:
+                note(
+                    f"planaria: no supervisor runs, so no more events come; "
+                    f"'planaria resume {run_id}' carries the run on"
+                )
     return EXIT_DONE
 
 
@@ -130,23 +133,38 @@ def logs(
 
 def ps(data_dir: DataDir = None, as_json: AsJson = False) -> int:
     """Show the living processes: the supervisor, its children by run, and theirs."""
-    from .observation import observe
+    from .observation import describe_silence, find_supervisor_facts, observe
 
     with observe(data_dir) as observer:
-        supervisor = observer.ping()
+        supervisor = find_supervisor_facts(observer)
         processes = observer.processes()
     for process in processes:
         process["descendants"] = _find_descendants(process["pid"]) if process["pid"] else []
+    if supervisor is not None:
+        supervisor["others"] = _find_others(supervisor["pid"], processes)
     if as_json:
         write_json({"supervisor": supervisor, "processes": processes})
         return EXIT_DONE
     if supervisor is None:
         print("no supervisor runs, so no process does")
         return EXIT_DONE
+    if not supervisor["isAnswering"]:
+        print(f"supervisor  {describe_silence(supervisor['pid'])}")
+        return EXIT_DONE
     from .display import show_processes
 
     show_processes(supervisor, processes)
     return EXIT_DONE
+
+
+def _find_others(pid: int, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what a supervisor has below it besides: servers that fork children, just launched
+    ones; of one that doesn't answer all.
+    """
+    listed = {process["pid"] for process in processes}
+    for process in processes:
+        listed.update(descendant["pid"] for descendant in process["descendants"])
+    return [found for found in _find_descendants(pid) if found["pid"] not in listed]
 
 
 def _find_descendants(pid: int) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ from planaria.protocol.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_RUN_FAILED,
+    PlanariaError,
     SupervisorUnavailableError,
+    UsageError,
     WaitTimeoutError,
 )
 from planaria.protocol.ids import check_id
@@ -21,7 +23,9 @@ from planaria.protocol.ids import check_id
 from .command_line import (
     AsJson,
     DataDir,
+    Detach,
     Module,
+    Quiet,
     RunId,
     Target,
     carry_on_command,
@@ -33,12 +37,11 @@ from .command_line import (
 )
 
 if TYPE_CHECKING:
-    from .client import Client, RunResult
+    from .client import Client
     from .progress import Progress
+    from .results import RunResult
 
 OPEN_STATUSES = ("admitted", "running", "interrupted")
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 def read_seconds(text: str) -> float:
@@ -73,9 +76,7 @@ def run(
             parser=read_seconds, metavar="DURATION", help="Stop waiting then; the run goes on."
         ),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Start it, under a supervisor that stays, and return.")
-    ] = False,
+    detach: Detach = False,
     until_blocked: Annotated[
         bool,
         typer.Option(
@@ -89,25 +90,33 @@ def run(
     as_json: AsJson = False,
 ) -> int:
     """Run a workflow to its end; with the id of an open run, carry that one on."""
-    from .client import Client, make_run_id
+    from .client import Client
     from .definition import load_target
     from .discovery import find_directory
     from .providers import check_packages
+    from .requests import make_run_id
 
+    is_named = run_id is not None
     run_id = make_run_id() if run_id is None else check_id(run_id, "run id")
     value = read_input(input)
-    with stdout_kept():
-        workflow = load_target(target, str(module) if module else None)
-    workflow.dump_input(value)  # refused before anything is made or started
-    check_packages(workflow.models)
     directory = find_directory(data_dir)
+    try:
+        with stdout_kept():
+            workflow = load_target(target, str(module) if module else None)
+        workflow.dump_input(value)  # refused before anything is made or started
+    except UsageError as error:
+        hint = _find_open(run_id, data_dir) if is_named else None
+        if hint is None:
+            raise
+        raise error.with_hint(hint) from error
+    check_packages(workflow)
     if detach:
-        _keep_supervisor(directory)
+        keep_supervisor(directory)
     with leaving_open(run_id, data_dir), Client(directory) as client:
         client.start(workflow, value, run_id=run_id, timeout=timeout)
         if detach:
-            return _say_detached(client, run_id, data_dir, as_json)
-        return _finish(client, run_id, wait_timeout, quiet=quiet, as_json=as_json)
+            return say_detached(client, run_id, data_dir, as_json)
+        return finish(client, run_id, wait_timeout, quiet=quiet, as_json=as_json)
 
 
 def resume(
@@ -127,7 +136,7 @@ def resume(
     if runs is not None and len(runs) == 1:
         with leaving_open(runs[0], data_dir), Client(directory) as client:
             client.status(runs[0])
-            return _finish(client, runs[0], None, quiet=quiet, as_json=as_json)
+            return finish(client, runs[0], None, quiet=quiet, as_json=as_json)
     with Client(directory) as client:
         wanted = runs or [
             row["runId"]
@@ -169,7 +178,7 @@ def wait(
     directory = check_exists(data_dir)
     with leaving_open(run_id, data_dir), Client(directory) as client:
         client.status(run_id)
-        return _finish(client, run_id, timeout, quiet=quiet, as_json=as_json)
+        return finish(client, run_id, timeout, quiet=quiet, as_json=as_json)
 
 
 def result(run_id: RunId, data_dir: DataDir = None, as_json: AsJson = False) -> int:
@@ -218,7 +227,7 @@ def cancel(
     return EXIT_CONFLICT if refused else EXIT_DONE
 
 
-def _finish(
+def finish(
     client: "Client", run_id: str, timeout: float | None, *, quiet: bool, as_json: bool
 ) -> int:
     """Waits with progress, writes the result and returns the exit code; raises as `Client.wait`."""
@@ -230,13 +239,38 @@ def _finish(
     try:
         with Progress(run_id, is_live=is_terminal, is_silent=silent) as progress:
             if not silent:
-                _follow(client, run_id, progress, deadline)
+                _follow_until(client, run_id, progress, deadline)
             found = client.wait(run_id, timeout=_left(deadline))
     except (SupervisorUnavailableError, WaitTimeoutError) as error:
         if timeout is None or _left(deadline):
             raise
         raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
     return _write_result(found, as_json)
+
+
+def _find_open(run_id: str, data_dir: Path | None) -> str | None:
+    """Returns how an open run goes on whose definition can't be loaded now; None of another one."""
+    from .observation import observe
+
+    try:
+        with observe(data_dir) as observer:
+            shown = observer.status(run_id)
+    except PlanariaError:
+        return None
+    if shown["status"] not in OPEN_STATUSES:
+        return None
+    command = carry_on_command("resume", run_id, data_dir)
+    return f"Run {run_id!r} is open: {command!r} goes on with the code that it was admitted with"
+
+
+def _follow_until(
+    client: "Client", run_id: str, progress: "Progress", deadline: float | None
+) -> None:
+    try:
+        _follow(client, run_id, progress, deadline)
+    except SupervisorUnavailableError:
+        if deadline is None or _left(deadline):
+            raise  # else time is over, and what there is to be told is told after one more look
 
 
 def _follow(client: "Client", run_id: str, progress: "Progress", deadline: float | None) -> None:
@@ -270,6 +304,7 @@ def _write_result(found: "RunResult", as_json: bool) -> int:
                 "status": found.status,
                 "output": found.output,
                 "usage": found.usage,
+                "costUsd": found.cost_usd,
             }
         )
         return EXIT_DONE
@@ -278,11 +313,12 @@ def _write_result(found: "RunResult", as_json: bool) -> int:
         text = json.dumps(text, ensure_ascii=False, indent=2)
     sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
     if found.usage and sys.stderr.isatty():
-        note(f"run {found.run_id}: {format_usage(found.usage)}")
+        note(f"run {found.run_id}: {format_usage(found.usage, found.cost_usd)}")
     return EXIT_DONE
 
 
-def _keep_supervisor(directory: Path) -> None:
+def keep_supervisor(directory: Path) -> None:
+    """Starts a supervisor that stays, if none runs."""
     from .discovery import find_supervisor, start_supervisor
 
     connection = find_supervisor(directory)
@@ -295,7 +331,8 @@ def _keep_supervisor(directory: Path) -> None:
     connection.close()
 
 
-def _say_detached(client: "Client", run_id: str, data_dir: Path | None, as_json: bool) -> int:
+def say_detached(client: "Client", run_id: str, data_dir: Path | None, as_json: bool) -> int:
+    """Writes how a run stands that isn't waited for, and returns the exit code."""
     facts = client.ping()
     if facts.get("isEphemeral"):
         note(

@@ -12,7 +12,7 @@ import typer
 
 from planaria.protocol.errors import (
     EXIT_DONE,
-    ConflictError,
+    DataDirectoryError,
     DataDirLockedError,
     SupervisorUnavailableError,
 )
@@ -117,7 +117,7 @@ def _wait_end(pid: int, directory: Path) -> None:
     finally:
         os.close(descriptor)
     if not ready and is_held(directory):
-        raise ConflictError(
+        raise DataDirectoryError(
             message=f"supervisor {pid} has not ended within {END_SECONDS:.0f} s; "
             "'planaria up --take-over' kills it and starts another one"
         )
@@ -126,11 +126,11 @@ def _wait_end(pid: int, directory: Path) -> None:
 def status(data_dir: DataDir = None, as_json: AsJson = False) -> int:
     """Show whether a supervisor runs, and how many runs there are of each status."""
     from .discovery import find_directory
-    from .observation import observe
+    from .observation import find_supervisor_facts, observe
 
     directory = find_directory(data_dir)
     with observe(data_dir) as observer:
-        supervisor = observer.ping()
+        supervisor = find_supervisor_facts(observer)
         counts = observer.count_runs()
     if as_json:
         write_json({"directory": str(directory), "supervisor": supervisor, "runs": counts})
@@ -145,6 +145,10 @@ def _print_status(
     print(f"directory   {directory}")
     if supervisor is None:
         print("supervisor  none runs; 'planaria up' starts one")
+    elif not supervisor["isAnswering"]:
+        from .observation import describe_silence
+
+        print(f"supervisor  {describe_silence(supervisor['pid'])}")
     else:
         kind = "ends with its last client" if supervisor.get("isEphemeral") else "stays"
         stopping = ", is stopping" if supervisor["isStopping"] else ""
@@ -160,13 +164,21 @@ def verify(
     pages: Annotated[
         bool, typer.Option("--pages", help="Check every page of the database too; takes longer.")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Make manifests of outer loops anew from the events; no supervisor may run.",
+        ),
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
     """Check everything in the data directory against its events; code 6 if something is wrong."""
     from .observation import check_exists
 
-    flags = [*(["--pages"] if pages else []), *(["--json"] if as_json else [])]
+    asked = {"--pages": pages, "--repair": repair, "--json": as_json}
+    flags = [flag for flag, is_asked in asked.items() if is_asked]
     return _run_reader("verify", check_exists(data_dir), flags)
 
 

@@ -1,24 +1,39 @@
 """Compiling a definition: its LWIR document, its findings, its lock and its hashes."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from planaria.protocol.codec import hash_jcs
-from planaria.protocol.errors import UsageError, ValueRefusedError, WorkflowInvalidError
+from planaria.protocol.errors import (
+    UsageError,
+    ValueRefusedError,
+    WorkflowInvalidError,
+    describe_type,
+)
 from planaria.protocol.findings import Finding
 from planaria.protocol.json_paths import extend_path
+from planaria.protocol.locks import find_large_numbers
 from planaria.protocol.lwir import find_not_built, validate_lwir
-from planaria.protocol.values import ValueType
+from planaria.protocol.values import ValueType, check_json
 
-from .model_slots import check_slot, describe_slot, is_agent
+from .declarations import Skill
+from .model_slots import check_slot, describe_slot, is_agent, is_model_name
 from .tools import Tool
 
-JCS_INTEGER_MAX = 2**53 - 1  # RFC 8785: numbers are those of IEEE 754 doubles
+if TYPE_CHECKING:
+    from .runnable import Runnable
+
+MEMORY_STORES = ("org", "pipeline", "workflow")
+# Tools that sessions have by themselves: for memory and scratch, and for skills.
+FILE_TOOLS = frozenset({"list_files", "read_file", "write_file"})
+SKILL_TOOLS = frozenset({"read_skill"})
 _NAMES_SHOWN = 10
 
 
-def collect_tools(name: str, tools: Sequence[Any]) -> dict[str, Tool[..., Any]]:
-    """Returns the tools by name.
+def collect_tools(
+    name: str, tools: Sequence[Any], reserved: Collection[str] = ()
+) -> dict[str, Tool[..., Any]]:
+    """Returns the tools by name; `reserved` are names of tools that its agents have already.
 
     Raises:
         UsageError: one is no tool, or two have the same name.
@@ -30,6 +45,11 @@ def collect_tools(name: str, tools: Sequence[Any]) -> dict[str, Tool[..., Any]]:
             raise UsageError(
                 message=f"tools[{index}] of workflow {name!r} is {shown!r}, which is no tool: "
                 "decorate the function with @tool(effect=...)"
+            )
+        if tool.name in reserved:
+            raise UsageError(
+                message=f"a tool of {name!r} is named {tool.name!r}, as one that its agents have "
+                "by themselves: give it another name, @tool(name=...)"
             )
         if found.setdefault(tool.name, tool) is not tool:
             raise UsageError(
@@ -48,6 +68,69 @@ def collect_models(models: Mapping[str, Any]) -> dict[str, Any]:
     for slot, value in models.items():
         check_slot(slot, value)
     return dict(models)
+
+
+def choose_slot(whose: str, model: Any, models: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the slot that an agent's `model` means, and the slots with it.
+
+    A model that isn't in a slot gets one: named as it is, or by whose it is.
+
+    Raises:
+        WorkflowInvalidError, UsageError: it is neither a slot nor a model.
+    """
+    slots = dict(models)
+    if not isinstance(model, str):
+        if whose in slots:
+            raise UsageError(
+                message=f"model={type(model).__name__}(...) of an {whose} would stand in the slot "
+                f"{whose!r}, which is taken: put it in models under a name of its own"
+            )
+        check_slot(whose, model)
+        return whose, {**slots, whose: model}
+    if model in slots:
+        return model, slots
+    if is_model_name(model):
+        return model, {**slots, model: model}
+    known = ", ".join(map(repr, sorted(slots)[:_NAMES_SHOWN])) or "none"
+    text = f"there is no model slot {model[:60]!r}: name one of models ({known})"
+    raise_findings(whose, [Finding("lwir.unknown_model", f"$.{whose}.model", text)])
+    raise AssertionError("findings are raised")
+
+
+def sort_memory(name: str, memory: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of memory stores, sorted, each once.
+
+    Raises:
+        UsageError: there is no such store.
+    """
+    expected = f"a list of {', '.join(map(repr, MEMORY_STORES))}"
+    if isinstance(memory, str) or not isinstance(memory, Sequence):
+        raise UsageError(message=f"the memory of {name!r} is {memory!r}; expected {expected}")
+    for store in memory:
+        if store not in MEMORY_STORES:
+            raise UsageError(
+                message=f"the memory of {name!r} has {str(store)[:60]!r}; expected {expected}"
+            )
+    return tuple(sorted(set(memory)))
+
+
+def collect_skills(name: str, skills: Sequence[Any]) -> tuple[Skill, ...]:
+    """Returns the skills, sorted by name.
+
+    Raises:
+        UsageError: one is no Skill, or two have the same name.
+    """
+    found: dict[str, Skill] = {}
+    for index, skill in enumerate(skills):
+        if not isinstance(skill, Skill):
+            raise UsageError(
+                message=f"skills[{index}] of {name!r} is {describe_type(skill)}; expected "
+                "Skill(name, description, path)"
+            )
+        if skill.name in found:
+            raise UsageError(message=f"{name!r} has two skills named {skill.name!r}: rename one")
+        found[skill.name] = skill
+    return tuple(found[skill] for skill in sorted(found))
 
 
 def make_schema(
@@ -70,19 +153,31 @@ def make_schema(
         raise UsageError(message=f"the {what} of workflow {name!r}: {reason}") from error
 
 
-def check_document(name: str, document: Any, tools: Mapping[str, Any], models: Any) -> None:
+def check_document(
+    name: str,
+    document: Any,
+    tools: Mapping[str, Any],
+    models: Mapping[str, Any],
+    workflows: Mapping[str, Any],
+) -> None:
     """Raises every finding of a document at once.
 
     Raises:
         WorkflowInvalidError: with the findings.
     """
-    findings = validate_lwir(document, tools=set(tools), models=set(models))
+    permissions = document.get("permissions") if isinstance(document, dict) else None
+    # What isn't permitted isn't in the lock, so a step that names it would find nothing.
+    is_named = isinstance(permissions, dict) and "workflows" in permissions
+    findings = validate_lwir(
+        document,
+        tools=set(tools),
+        models=set(models),
+        workflows=set(workflows) if is_named else set(),
+    )
     if not findings:
-        findings = [
-            *find_not_built(document),
-            *_check_numbers(document, "$"),
-            *_check_arguments(document["steps"], "$.steps", tools),
-        ]
+        findings = [*find_not_built(document), *find_large_numbers(document)]
+    if isinstance(document, dict) and _is_json(document):
+        findings += _check_arguments(document.get("steps"), "$.steps", tools)
     if findings:
         raise_findings(name, findings)
 
@@ -93,67 +188,91 @@ def raise_findings(name: str, findings: Sequence[Finding]) -> None:
     raise WorkflowInvalidError(name=name, findings=listed)
 
 
-def make_lock(
-    document: dict[str, Any], tools: Mapping[str, Tool[..., Any]], models: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the document with the descriptors of all that it may use: what a version is."""
-    permitted = document.get("permissions", {})
+def make_lock(of: "Runnable", head: dict[str, Any], permitted: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a lock: its head, and the descriptors of all that is permitted."""
+    lock: dict[str, Any] = {
+        **head,
+        "tools": {n: of.tools[n].describe() for n in sorted(permitted.get("tools", ()))},
+        "models": {s: describe_slot(of.models[s]) for s in sorted(permitted.get("models", ()))},
+    }
+    workflows = sorted(permitted.get("workflows", ()))
+    if workflows:
+        lock["workflows"] = {name: _describe_workflow(of.workflows[name]) for name in workflows}
+    if of.memory:
+        lock["memory"] = list(of.memory)
+    if of.declared_skills:
+        lock["skills"] = [skill.describe() for skill in of.declared_skills]
+    return lock
+
+
+def _describe_workflow(one: "Runnable") -> dict[str, Any]:
     return {
-        "lwir": document,
-        "tools": {n: tools[n].describe() for n in sorted(permitted.get("tools", ()))},
-        "models": {s: describe_slot(models[s]) for s in sorted(permitted.get("models", ()))},
+        "definitionHash": one.definition_hash,
+        "description": one.description,
+        "lock": one.lock,
     }
 
 
 def hash_definition(
-    document: dict[str, Any], tools: Mapping[str, Any], models: Mapping[str, Any]
+    of: "Runnable", *, planner: dict[str, Any] | None = None, **more: dict[str, Any]
 ) -> str:
-    """Returns the hash of a definition's identity; its steps are the version's, not part of it."""
-    metadata = document["metadata"]
-    return hash_jcs(
-        {
-            "id": metadata["name"],
-            "description": metadata.get("description", ""),
-            "inputSchemaHash": hash_jcs(document.get("input", {}).get("schema")),
-            "outputSchemaHash": hash_jcs(document.get("output", {}).get("schema")),
-            "models": sorted(models),
-            "plannerHash": None,
-            "workerHashes": {
-                slot: describe_slot(value)["descriptorHash"]
-                for slot, value in models.items()
-                if is_agent(value)
-            },
-            "tools": sorted(tools),
-            "memory": [],
-        }
-    )
+    """Returns the hash of a definition's identity; its steps are the version's, not part of it.
+
+    `planner` is its configuration, `more` are other agents' ones, by role.
+    """
+    identity: dict[str, Any] = {
+        "id": of.id,
+        "description": of.description,
+        "inputSchemaHash": hash_jcs(of.input_schema),
+        "outputSchemaHash": hash_jcs(of.output_schema),
+        "models": sorted(of.models),
+        "plannerHash": None if planner is None else hash_jcs(planner),
+        "workerHashes": {
+            slot: describe_slot(value)["descriptorHash"]
+            for slot, value in of.models.items()
+            if is_agent(value)
+        },
+        "tools": sorted(of.tools),
+        "memory": list(of.memory),
+    }
+    # What came later stands there only where it is used: the hashes of the others stay.
+    identity.update({f"{role}Hash": hash_jcs(described) for role, described in more.items()})
+    if of.workflows:
+        identity["workflows"] = sorted(of.workflows)
+    return hash_jcs(identity)
 
 
-def _check_numbers(value: Any, path: str) -> Iterator[Finding]:
-    """Yields integers that the canonical form, which versions are hashes of, doesn't have."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _check_numbers(item, extend_path(path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _check_numbers(item, extend_path(path, index))
-    elif isinstance(value, int) and not -JCS_INTEGER_MAX <= value <= JCS_INTEGER_MAX:
-        text = "an integer beyond 2**53 - 1 has no canonical form in a document: write it as text"
-        yield Finding("lwir.invalid_value", path, text)
+def _is_json(document: dict[str, Any]) -> bool:
+    try:
+        check_json(document)
+    except ValueRefusedError:
+        return False  # it may hold itself, and a walk over it would never end
+    return True
 
 
 def _check_arguments(
-    steps: list[dict[str, Any]], path: str, tools: Mapping[str, Tool[..., Any]]
+    steps: Any, path: str, tools: Mapping[str, Tool[..., Any]]
 ) -> Iterator[Finding]:
-    """Yields the arguments of `tool.call` steps that their tool doesn't have, or that it lacks."""
-    for index, step in enumerate(steps):
-        here = f"{path}[{index}]"
-        if step["uses"] == "parallel":
-            yield from _check_arguments(step["steps"], f"{here}.steps", tools)
-        args = step["with"].get("args")
-        if step["uses"] != "tool.call" or not isinstance(args, dict):
+    """Yields the arguments of `tool.call` steps that their tool doesn't have, or that it lacks.
+
+    Where the document is malformed there are findings already, and nothing is yielded.
+    """
+    listed: list[Any] = steps if isinstance(steps, list) else []
+    for index, step in enumerate(listed):
+        if not isinstance(step, dict):
             continue
-        parameters = tools[step["with"]["tool"]].parameters
+        here = f"{path}[{index}]"
+        if step.get("uses") == "parallel":
+            yield from _check_arguments(step.get("steps"), f"{here}.steps", tools)
+        asked: Any = step.get("with")
+        if step.get("uses") != "tool.call" or not isinstance(asked, dict):
+            continue
+        named: Any = asked.get("tool")
+        args: Any = asked.get("args")
+        tool = tools.get(named) if isinstance(named, str) else None
+        if tool is None or not isinstance(args, dict):
+            continue
+        parameters = tool.parameters
         known = ", ".join(list(parameters["properties"])[:_NAMES_SHOWN]) or "none"
         for name in args:
             if name not in parameters["properties"]:

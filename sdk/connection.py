@@ -7,7 +7,8 @@ from typing import Any
 
 import zmq
 
-from planaria.protocol.errors import SupervisorUnavailableError, error_from_wire
+from planaria.protocol.errors import SupervisorUnavailableError, UsageError, error_from_wire
+from planaria.protocol.limits import FRAME_BYTES_MAX
 from planaria.protocol.messages import Reply, Request, decode_trusted, encode_frame
 
 ASK_AGAIN_SECONDS = 5.0  # a lost frame is asked for again; every operation may be repeated
@@ -70,6 +71,12 @@ class Connection:
     ) -> Any:
         self._number += 1
         frame = encode_frame([Request(self._number, operation, arguments)])
+        if len(frame) > FRAME_BYTES_MAX:  # it would be dropped unread, and asked again for ever
+            raise UsageError(
+                message=f"the request {operation!r} has {len(frame):,} bytes; at most "
+                f"{FRAME_BYTES_MAX:,} are taken. A definition is in it with all that it may start: "
+                "make it smaller"
+            )
         deadline = None if timeout is None else time.monotonic() + timeout
         ask_at = 0.0
         while True:

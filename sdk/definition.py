@@ -1,12 +1,13 @@
 """Where a definition comes from: found again by children, from a pinned copy of its modules."""
 
+import glob
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,12 +17,16 @@ from planaria.protocol.errors import (
     UsageError,
     UserCodeError,
     WorkflowInvalidError,
+    describe_type,
 )
 
 from .authoring import Workflow
+from .compilation import collect_skills, sort_memory
+from .declarations import Skill
 from .documents import SUFFIXES, read_document
 from .loading_guard import StopLoading, loading
 from .origins import Origin, find_origin, origin_in_module, show_names, snapshot_of
+from .runnable import Runnable, collect_workflows
 from .snapshot import Snapshot, make_source, store_snapshot
 from .tools import Tool
 
@@ -31,11 +36,19 @@ _TRACEBACK_CHARS_MAX = 8_000
 
 @dataclass(frozen=True, slots=True)
 class ModuleParts:
-    """What an LWIR file takes from its module: the tools by name, `models`, and `env`."""
+    """What an LWIR file takes from its module: its tools, and what stands under these names."""
 
     tools: dict[str, Tool[..., Any]]
     models: dict[str, Any]
     env: tuple[str, ...] = ()
+    workflows: dict[str, Runnable] = field(default_factory=dict)
+    memory: tuple[str, ...] = ()
+    declared_skills: tuple[Skill, ...] = ()
+
+    @property
+    def skills(self) -> dict[str, str]:
+        """The paths of the skills, by name."""
+        return {skill.name: skill.path for skill in self.declared_skills}
 
 
 _OWN_FOLDER = Path(__file__).parent  # its frames say nothing of the user's mistake
@@ -68,25 +81,91 @@ def find_source(workflow: Any, *, target: str | None = None) -> tuple[dict[str, 
         origin: Origin | None = _origin_of_target(target, workflow)
     else:
         origin = getattr(workflow, "origin", None) or find_origin(workflow)
-    extra: dict[str, Any] = {"cwd": os.getcwd(), "env": list(getattr(workflow, "env", ()))}
+    extra = _describe_place(workflow)
     if origin is None:
-        if not isinstance(workflow, Workflow):
+        if not isinstance(workflow, Runnable):
             raise UsageError(message=f"{workflow!r} is no Workflow, and no module names it")
         from .prompt_definition import make_prompt_source, pack_definition
 
         snapshot = pack_definition(workflow)
         return {**make_prompt_source(workflow.id, snapshot), **extra}, snapshot
-    snapshot = snapshot_of(origin, tuple(getattr(workflow, "include", ())))
-    # Of a module the import path says the place; a file's own folder belongs to that path.
-    file = None if origin.kind == "module" else origin.file
-    source = make_source(snapshot, kind=origin.kind, entry=origin.entry, file=file)
+    snapshot = snapshot_of(origin, _list_included(workflow))
+    _check_skills(workflow, snapshot)
     if origin.kind == "lwir":
         extra["models"] = {s: name for s, name in workflow.models.items() if isinstance(name, str)}
-    return {**source, **extra}, snapshot
+    return {**_make_source_of(origin, snapshot), **extra}, snapshot
 
 
-def load_target(target: str, module: str | None = None) -> Workflow:
-    """Returns the workflow that `path.py:name`, `module:name` or an LWIR file names.
+def prepare_function(function: Any, *, beside: Any, modules_dir: Path) -> dict[str, Any]:
+    """Stores the modules of a function and returns the source by which children load it.
+
+    What a child loads by it is the function itself. It sees the environment of the workflow
+    `beside` it. A lambda or local function, which no module names, is carried by dill.
+
+    Raises:
+        UsageError: it is no function, or it can't travel.
+        SnapshotTooLargeError: its project is too large to be pinned.
+    """
+    if not callable(function):
+        raise UsageError(
+            message=f"{function!r} is no function: supervise takes the state of the loop and "
+            "answers Done(...) or Continue(...)"
+        )
+    origin = find_origin(function)
+    if origin is not None:
+        snapshot = snapshot_of(origin, _list_included(beside))
+        source = _make_source_of(origin, snapshot)
+    else:
+        from .prompt_definition import make_prompt_source, pack_function
+
+        snapshot = pack_function(function)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        source = make_prompt_source(str(name), snapshot)
+    store_snapshot(snapshot, modules_dir)
+    return {**source, **_describe_place(beside)}
+
+
+def _make_source_of(origin: Origin, snapshot: Snapshot) -> dict[str, Any]:
+    # Of a module the import path says the place; a file's own folder belongs to that path.
+    file = None if origin.kind == "module" else origin.file
+    return make_source(snapshot, kind=origin.kind, entry=origin.entry, file=file)
+
+
+def _describe_place(workflow: Any) -> dict[str, Any]:
+    """Returns the working directory of children, and the variables that they see.
+
+    Those of the workflows that it may start are among them: their children have the same source.
+    """
+    names = dict.fromkeys(name for one in _family(workflow) for name in one.env)
+    return {"cwd": os.getcwd(), "env": list(names)}
+
+
+def _family(workflow: Any) -> list[Runnable]:
+    return list(workflow.family()) if isinstance(workflow, Runnable) else []
+
+
+def _list_included(workflow: Any) -> tuple[str, ...]:
+    """Returns the patterns of what is pinned besides modules: skills too, by their very path."""
+    found: dict[str, None] = {}
+    for one in _family(workflow):
+        found.update(dict.fromkeys(one.include))
+        found.update(dict.fromkeys(glob.escape(path) for path in one.skills.values()))
+    return tuple(found)
+
+
+def _check_skills(workflow: Any, snapshot: Snapshot) -> None:
+    for one in _family(workflow):
+        for name, path in one.skills.items():
+            if path not in snapshot.files:
+                raise UsageError(
+                    message=f"skill {name!r} of {one.id!r} isn't among the files that are pinned: "
+                    f"expected a file {path!r} below the project's root {snapshot.root}, outside "
+                    "of hidden folders, environments and build output"
+                )
+
+
+def load_target(target: str, module: str | None = None) -> Runnable:
+    """Returns what `path.py:name`, `module:name` or an LWIR file names: a workflow or orchestrator.
 
     `module` is the Python file that holds the tools and models of an LWIR file.
 
@@ -111,11 +190,11 @@ def load_target(target: str, module: str | None = None) -> Workflow:
         loaded = _import_module(place)
         origin = origin_in_module(loaded, name)
     found = _find_attribute(loaded, name)
-    if not isinstance(found, Workflow):
-        what = "nothing of that name" if found is None else f"a {type(found).__name__} there"
+    if not isinstance(found, Runnable):
+        what = "there is nothing of that name" if found is None else f"it is {describe_type(found)}"
         raise UsageError(
-            message=f"{target!r} names no workflow: {place!r} has {what}; its workflows are: "
-            f"{show_names(loaded, Workflow)}"
+            message=f"{target!r} names no workflow: {what}. The workflows of {place!r}: "
+            f"{show_names(loaded, Runnable)}"
         )
     found.origin = origin
     return found
@@ -130,13 +209,17 @@ def collect_parts(
     own = getattr(module, "models", {})
     if not isinstance(own, Mapping):
         raise UsageError(
-            message=f"`models` in {module.__file__!r} is a {type(own).__name__}; expected a map of "
+            message=f"`models` in {module.__file__!r} is {describe_type(own)}; expected a map of "
             "model slots"
         )
+    where = module.__name__
     return ModuleParts(
         tools={v.name: v for v in vars(module).values() if isinstance(v, Tool)},
         models={**(models or {}), **own},
         env=tuple(getattr(module, "env", ())),
+        workflows=collect_workflows(where, getattr(module, "workflows", ())),
+        memory=sort_memory(where, getattr(module, "memory", ())),
+        declared_skills=collect_skills(where, getattr(module, "skills", ())),
     )
 
 
@@ -148,9 +231,20 @@ def _load_document_target(path: Path, module: str | None) -> Workflow:
     # A slot that is called like a model stands for it: then no module has to say so.
     named = [slot for slot in slots or () if isinstance(slot, str) and ":" in slot]
     parts = collect_parts(_import_file(file) if file else None, {slot: slot for slot in named})
-    workflow = Workflow.from_document(
-        document, tools=list(parts.tools.values()), models=parts.models, env=parts.env
-    )
+    try:
+        workflow = Workflow.from_document(
+            document,
+            tools=list(parts.tools.values()),
+            models=parts.models,
+            workflows=list(parts.workflows.values()),
+            memory=parts.memory,
+            skills=parts.declared_skills,
+            env=parts.env,
+        )
+    except WorkflowInvalidError as error:
+        if error.fields["name"]:
+            raise
+        raise WorkflowInvalidError(name=str(path), findings=error.fields["findings"]) from error
     workflow.origin = Origin("lwir", path.name, file)
     return workflow
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planaria.protocol.codec import hash_jcs
 from planaria.protocol.effects import check_effect
-from planaria.protocol.errors import UsageError, ValueRefusedError
+from planaria.protocol.errors import UsageError, ValueRefusedError, describe_type
 from planaria.protocol.values import check_json
 
 # pydantic-ai's form; `test` is its model for tests, the only name without a provider.
@@ -39,11 +39,16 @@ class AgentWorker:
             )
         if self.deps is not None and not callable(self.deps):
             raise TypeError(
-                f"deps of an AgentWorker is a {type(self.deps).__name__}; give a function that "
+                f"deps of an AgentWorker is {describe_type(self.deps)}; give a function that "
                 "makes the dependencies: they are made in the child, and never travel there"
             )
         for name, effect in self.effects.items():
             check_effect(effect, name)
+
+
+def is_model_name(text: str) -> bool:
+    """Whether a text names a model with its provider."""
+    return _NAME.fullmatch(text) is not None
 
 
 def check_slot(slot: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from .display import STYLES, describe_failure, make_console, shorten
+from .display import STYLES, describe_failure, make_console, name_step, shorten
 
 LINES_MAX = 20  # steps shown at once: those that run, and the last that ended
 REFRESH_PER_SECOND = 8
@@ -36,6 +36,7 @@ class StepLine:
     uses: str
     status: str = "running"
     attempt: int = 1
+    fix: int = 0  # number of the fixer's attempt
     pid: int | None = None
     incarnation: int = 1
     live: int = 0  # outcomes of calls that were made
@@ -51,6 +52,7 @@ class Progress:
         self.steps: dict[str, StepLine] = {}
         self.tokens = {"input_tokens": 0, "output_tokens": 0}
         self.requests = 0
+        self.sub_runs: dict[str, str] = {}  # id -> status
         self._by_session: dict[str, StepLine] = {}
         self._started = time.monotonic()
         self._is_silent = is_silent
@@ -87,6 +89,25 @@ class Progress:
         match kind:
             case "RunStarted":
                 return f"run {self.run_id} started"
+            case "WorkflowVersionRegistered" if ".plan" in self.steps:
+                return self._end_planning(payload)
+            case "SubRunRequested":
+                self.sub_runs[payload["subRunId"]] = "running"
+                return f"sub-run {payload['subRunId']} ({payload['workflowId']}) started"
+            case "SubRunSettled":
+                self.sub_runs[payload["subRunId"]] = payload["status"]
+                return f"sub-run {payload['subRunId']} {payload['status']}"
+            case "RunReopened":
+                return f"run {self.run_id} is tried again, asked for by {payload['by']}"
+            case "RunForked":
+                shared = f"run {payload['fromRunId']} up to its event {payload['atSequence']}"
+                return f"run {self.run_id} shares {shared}"
+            case "BudgetExhausted":
+                return f"run {self.run_id}: its budget is used up"
+            case "StepRepairAttempted":
+                count = len(payload["findings"])
+                path = name_step(payload["stepPath"])
+                return f"step {path}: {count} finding(s), attempt {payload['attempt']} to mend them"
             case "StepAttemptStarted":
                 return self._start_step(payload)
             case "ProcessStarted":
@@ -117,12 +138,21 @@ class Progress:
 
     def _start_step(self, payload: dict[str, Any]) -> str | None:
         path = payload["stepPath"]
-        line = self.steps[path] = StepLine(path, payload["uses"], attempt=payload["attempt"])
+        line = self.steps[path] = StepLine(
+            name_step(path),
+            payload["uses"],
+            attempt=payload["attempt"],
+            fix=payload.get("fixAttempt") or 0,
+        )
         session_id = payload.get("sessionId")
         if session_id is not None:
             self._by_session[session_id] = line
             return None  # its process is worth the line
         return f"step {path} ({line.uses}) started"
+
+    def _end_planning(self, payload: dict[str, Any]) -> str:
+        self.steps[".plan"].status = "completed"
+        return f"planned: version {payload['workflowVersionId']}"
 
     def _start_process(self, payload: dict[str, Any]) -> str | None:
         line = self._by_session.get(payload["sessionId"])
@@ -131,6 +161,7 @@ class Progress:
         line.pid, line.incarnation = payload["pid"], payload["incarnation"]
         line.status, line.text = "running", ""
         again = f", incarnation {line.incarnation}" if line.incarnation > 1 else ""
+        again = f", fix {line.fix}{again}" if line.fix else again
         return f"step {line.path} ({line.uses}) in process {line.pid}{again}"
 
     def _end_process(self, payload: dict[str, Any]) -> str | None:
@@ -142,8 +173,8 @@ class Progress:
         return f"step {line.path}: process {line.pid} ended ({payload['reason']}{how})"
 
     def _end_step(self, kind: str, payload: dict[str, Any]) -> str:
-        path = payload["stepPath"]
-        line = self.steps.setdefault(path, StepLine(path, ""))
+        path = name_step(payload["stepPath"])
+        line = self.steps.setdefault(payload["stepPath"], StepLine(path, ""))
         if kind == "StepCompleted":
             line.status = "completed"
             line.text = f"→ {payload['chosen']}" if payload.get("chosen") else ""
@@ -170,6 +201,9 @@ class Progress:
         if self.requests:
             tokens = f"{self.tokens['input_tokens']:,} in, {self.tokens['output_tokens']:,} out"
             head.append(f", {self.requests} model calls, tokens {tokens}")
+        if self.sub_runs:
+            ended = sum(1 for status in self.sub_runs.values() if status != "running")
+            head.append(f", {ended} of {len(self.sub_runs)} sub-runs ended")
         left_out = len(self.steps) - len(chosen)
         parts: list[RenderableType] = [head if self._is_over else self._spinner(head), table]
         if left_out > 0:
@@ -203,6 +237,8 @@ class Progress:
         again = [f"incarnation {line.incarnation}"] if line.incarnation > 1 else []
         if line.attempt > 1:
             again.append(f"attempt {line.attempt}")
+        if line.fix:
+            again.append(f"fix {line.fix}")
         yield Text(", ".join(again), style="yellow")
         calls = f"{line.live - line.replayed} live" if line.live else ""
         yield Text(calls + (f", {line.replayed} replayed" if line.replayed else ""), style="dim")

@@ -6,6 +6,7 @@ are as trusted as the code in them; the supervisor never opens them.
 """
 
 import enum
+import importlib
 import io
 import sys
 import warnings
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from planaria.protocol.errors import UsageError, UserCodeError
 
 from .loading_guard import loading
+from .origins import find_origin
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from .authoring import Workflow
+    from .runnable import Runnable
 
 BLOB_NAME = "definition.dill"
 _MODEL_PARTS_MADE_ANEW = frozenset(
@@ -31,28 +33,50 @@ _SCHEMA_PARTS = ("__pydantic_core_schema__", "__pydantic_validator__", "__pydant
 _made_models: list[Any] = []  # by the load that is going on; a process loads one at a time
 
 
-def pack_definition(workflow: "Workflow") -> Snapshot:
-    """Returns a snapshot whose one file is the workflow itself.
+def pack_definition(definition: "Runnable") -> Snapshot:
+    """Returns a snapshot with the definition itself, and with its skills.
 
     Raises:
         UsageError: dill is missing, or something in the definition can't travel.
     """
+    what = f"workflow {definition.id!r}"
+    files = {BLOB_NAME: _pack(_describe(definition, is_outermost=True), what)}
+    for one in definition.family():
+        for name, path in one.skills.items():
+            files[path] = _read_skill(name, Path.cwd() / path)
+    return Snapshot(Path.cwd(), files)
+
+
+def pack_function(function: Any) -> Snapshot:
+    """Returns a snapshot whose one file is a function without a name that could be imported.
+
+    Raises:
+        UsageError: dill is missing, or it holds something that can't travel.
+    """
+    name = getattr(function, "__qualname__", repr(function)[:60])
+    data = _pack({"make": "function", "function": function}, f"function {name!r}")
+    return Snapshot(Path.cwd(), {BLOB_NAME: data})
+
+
+def _describe(one: "Runnable", *, is_outermost: bool = False) -> dict[str, Any]:
+    """Returns a definition's parts; one that a module holds travels as its name there."""
+    place = None if is_outermost else find_origin(one)
+    if place is not None and place.kind == "module":
+        return {"make": "imported", "entry": place.entry}
+    parts = one.parts()
+    workflows = [_describe(inner) for inner in parts["workflows"]]
+    return {"make": type(one).__name__, **parts, "workflows": workflows}
+
+
+def _pack(parts: dict[str, Any], what: str) -> bytes:
     try:
         dill_pickler = _make_pickler()
     except ImportError as error:
         raise UsageError(
-            message=f"workflow {workflow.id!r} stands under no name that a child process could "
-            "import, and dill isn't installed to carry it there. Assign it to a name at the top "
-            "level of a file, or install dill"
+            message=f"{what} stands under no name that a child process could import, and dill "
+            "isn't installed to carry it there. Assign it to a name at the top level of a file, "
+            "or install dill"
         ) from error
-    parts = {
-        "document": workflow.document,
-        "input": workflow.declared_input,
-        "output": workflow.declared_output,
-        "tools": list(workflow.tools.values()),
-        "models": workflow.models,
-        "env": workflow.env,
-    }
     buffer = io.BytesIO()
     try:
         with warnings.catch_warnings():
@@ -60,11 +84,21 @@ def pack_definition(workflow: "Workflow") -> Snapshot:
             dill_pickler(buffer, recurse=True, byref=False).dump(parts)
     except Exception as error:  # whatever a user's own __reduce__ raises
         raise UsageError(
-            message=f"workflow {workflow.id!r} stands under no name that a child process could "
-            f"import, and it can't travel as it is ({type(error).__name__}: {str(error)[:300]}). "
-            "Assign it to a name at the top level of a file"
+            message=f"{what} stands under no name that a child process could import, and it can't "
+            f"travel as it is ({type(error).__name__}: {str(error)[:300]}). Assign it to a name "
+            "at the top level of a file"
         ) from error
-    return Snapshot(Path.cwd(), {BLOB_NAME: buffer.getvalue()})
+    return buffer.getvalue()
+
+
+def _read_skill(name: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            message=f"skill {name!r} can't be read: {file} ({error.strerror}); its path is "
+            "relative to the working directory here"
+        ) from error
 
 
 def make_prompt_source(name: str, snapshot: Snapshot) -> dict[str, Any]:
@@ -80,15 +114,13 @@ def make_prompt_source(name: str, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def open_definition(data: bytes) -> "Workflow":
-    """Returns the workflow in the bytes of `pack_definition`; in a child only.
+def open_definition(data: bytes) -> Any:
+    """Returns the definition, or the function, in packed bytes; in a child only.
 
     Raises:
         UserCodeError: something in it can't be made again here.
     """
     import dill
-
-    from .authoring import Workflow
 
     _made_models.clear()
     try:
@@ -96,7 +128,7 @@ def open_definition(data: bytes) -> "Workflow":
             parts = dill.loads(data)
             for model in _made_models:
                 model.model_rebuild(force=True)
-            return Workflow.from_parts(**parts)
+            return _make_again(parts)
     except Exception as error:  # user code runs here
         import traceback
 
@@ -108,6 +140,27 @@ def open_definition(data: bytes) -> "Workflow":
         ) from error
     finally:
         _made_models.clear()
+
+
+def _make_again(described: dict[str, Any]) -> Any:
+    """Makes what was packed; after the classes in it are whole, which its schemas need."""
+    from .authoring import Workflow
+    from .orchestrators import Orchestrator
+
+    parts = dict(described)
+    match parts.pop("make"):
+        case "function":
+            return parts["function"]
+        case "imported":
+            module, _, name = parts["entry"].rpartition(":")
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+            return found
+        case kind:
+            workflows = [_make_again(inner) for inner in parts.pop("workflows")]
+            make: Any = Orchestrator if kind == "Orchestrator" else Workflow.from_parts
+            return make(workflows=workflows, **parts)
 
 
 def _make_pickler() -> Any:

@@ -1,5 +1,6 @@
 """Reads what the processes of a run have printed, and says which session printed it."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,15 @@ def read_logs(folder: Path, events: Iterable[dict[str, Any]]) -> list[dict[str, 
     # A killed process printed before its successor did: its file comes first.
     found.sort(key=lambda log: (order.get(log["sessionId"], len(order)), log["file"][0] != "."))
     return found
+
+
+def has_printed(folder: Path) -> bool:
+    """Says whether a run's processes have left any output."""
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.stat().st_size > 0 for entry in entries)
+    except OSError:
+        return False
 
 
 def _find_session(file: Path, owners: dict[tuple[str, int], str]) -> str | None:

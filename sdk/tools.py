@@ -81,16 +81,23 @@ class Tool(Generic[P, R]):
         Raises:
             ValueRefusedError: one is missing, unknown, or doesn't fit; names its path.
         """
+        try:
+            return self._load_arguments(args)
+        except ValueRefusedError as error:
+            refusal = error.said_of(f"the arguments of tool {self.name!r} don't fit")
+        raise refusal  # not chained: pydantic's error would carry the value into tracebacks
+
+    def _load_arguments(self, args: Json) -> dict[str, Any]:
         if not isinstance(args, dict):
-            raise ValueRefusedError(path="$", reason=f"{self.name}() takes a map of arguments")
+            raise ValueRefusedError(path="$", reason="expected a map of arguments")
         for name in args:
             if name not in self.arguments:
                 known = ", ".join(self.arguments) or "none"
-                reason = f"{self.name}() has no such argument; it has: {known}"
+                reason = f"it has no such argument; it has: {known}"
                 raise ValueRefusedError(path=extend_path("$", name), reason=reason)
         for name in self.parameters["required"]:
             if name not in args:
-                reason = f"{self.name}() needs this argument, and it isn't given"
+                reason = "it needs this argument, and it isn't given"
                 raise ValueRefusedError(path=extend_path("$", name), reason=reason)
         return {
             name: self.arguments[name].load(value, path=extend_path("$", name))

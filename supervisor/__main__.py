@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from planaria.protocol.directories import refuse_unusable
 from planaria.protocol.errors import (
     EXIT_DATA_DIRECTORY,
     PlanariaError,
@@ -28,9 +29,13 @@ def main() -> int:
         case "serve":
             return _serve(arguments)
         case "verify":
-            return _verify(arguments.directory, arguments.json, arguments.pages)
+            return _verify(arguments)
         case "doctor":
             return _examine(arguments.directory, arguments.json)
+        case "backup" | "restore" | "prune":
+            from .storage_commands import run_command
+
+            return run_command(arguments)
     return _read(arguments)
 
 
@@ -56,10 +61,26 @@ def _make_parser() -> argparse.ArgumentParser:
     verify = add("verify", "check everything in the directory against its events")
     verify.add_argument("--json", action="store_true")
     verify.add_argument("--pages", action="store_true", help="check every page of the database too")
+    verify.add_argument(
+        "--repair", action="store_true", help="make wrong manifests of outer loops anew from events"
+    )
     add("doctor", "look at the machine and the directory").add_argument(
         "--json", action="store_true"
     )
+    backup = add("backup", "copy all of the directory, and verify the copy")
+    backup.add_argument("target", type=Path)
+    restore = add("restore", "make the directory from a backup")
+    restore.add_argument("backup", type=Path)
+    restore.add_argument("--replace", action="store_true", help="in the present one's place")
+    prune = add("prune", "delete runs that ended long ago")
+    prune.add_argument("--older-than-ms", type=int, required=True)
+    prune.add_argument("--dry-run", action="store_true", help="only say what would go")
+    for command in (backup, restore, prune):
+        command.add_argument("--json", action="store_true")
     add("show", "one run").add_argument("run_id")
+    replay = add("replay", "one run as it was at one of its events")
+    replay.add_argument("run_id")
+    replay.add_argument("--at", type=int, default=None)
     events = add("events", "the events of a run, one a line")
     events.add_argument("run_id")
     events.add_argument("--after", type=int, default=0)
@@ -103,13 +124,18 @@ def _announce(facts: dict[str, Any]) -> None:
     _write(facts)
 
 
-def _verify(directory: Path, as_json: bool, pages: bool) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     from .verify import verify_directory
 
+    directory, as_json = arguments.directory, arguments.json
     try:
-        report = verify_directory(directory, integrity_check=pages)
+        report = verify_directory(
+            directory, integrity_check=arguments.pages, with_repair=arguments.repair
+        )
     except PlanariaError as error:
         return _refuse(error, as_json)
+    except OSError as error:
+        return _refuse(refuse_unusable(str(directory), error), as_json)
     counts = {
         "directory": str(directory),
         "isSound": report.is_sound,
@@ -117,6 +143,7 @@ def _verify(directory: Path, as_json: bool, pages: bool) -> int:
         "runs": report.runs,
         "blobs": report.blobs,
         "artifacts": report.artifacts,
+        "outerLoops": report.loops,
         "unreferencedBlobs": report.unreferenced,
     }
     if as_json:
@@ -124,14 +151,17 @@ def _verify(directory: Path, as_json: bool, pages: bool) -> int:
             {"invariant": v.invariant, "runId": v.run_id, "sequence": v.sequence, "text": v.message}
             for v in report.violations
         ]
-        _write({**counts, "violations": violations, "findings": list(report.findings)})
+        listed = {"violations": violations, "findings": list(report.findings)}
+        _write({**counts, **listed, "repaired": list(report.repaired)})
     else:
+        for line in report.repaired:
+            print(f"repaired: {line}")
         for line in report.lines():
             print(line)
         found = len(report.violations) + len(report.findings)
         print(
             f"{report.events} events of {report.runs} runs, {report.blobs} blobs, "
-            f"{report.artifacts} artifacts: "
+            f"{report.artifacts} artifacts, {report.loops} outer loops: "
             + (f"{found} finding(s)" if found else "everything is as it was written")
         )
     return 0 if report.is_sound else EXIT_DATA_DIRECTORY
@@ -158,6 +188,8 @@ def _read(arguments: argparse.Namespace) -> int:
             match arguments.command:
                 case "show":
                     _write(log.show_run(arguments.run_id))
+                case "replay":
+                    _write(log.replay_run(arguments.run_id, arguments.at))
                 case "events":
                     for event in log.read_events(arguments.run_id, arguments.after):
                         _write(event)
@@ -170,6 +202,10 @@ def _read(arguments: argparse.Namespace) -> int:
         return error.exit_code
     except BrokenPipeError:  # who reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing may be flushed into it at exit
+    except OSError as error:
+        refusal = refuse_unusable(str(arguments.directory), error)
+        _write({"error": error_to_wire(refusal)})
+        return refusal.exit_code
     return 0
 
 

@@ -16,9 +16,9 @@ from planaria.protocol.expressions import ExpressionError
 from planaria.protocol.ids import session_id
 from planaria.protocol.payloads import write_field
 
-from .context import evaluate, make_roots
+from .context import evaluate, make_roots, unwrap_value
 from .drafts import fail_attempt, identify_step, make_error
-from .fold import evaluate_items
+from .fold_groups import evaluate_items
 from .outputs import check_output, check_run_output, scope_output, scope_output_path
 from .owed_sessions import (
     close_session,
@@ -28,6 +28,9 @@ from .owed_sessions import (
     open_session,
     settle_session,
 )
+from .owed_sub_runs import answer_call, call_workflow, finish_call, request_sub_run
+from .plan import KERNEL_KINDS
+from .planning import finish_plan, register_plan
 from .run_state import (
     Error,
     Library,
@@ -62,17 +65,42 @@ def _start_run(run: RunState, owed: Owed, detail: Any, now: Now, library: Librar
     return [Draft(run.run_id, "RunStarted", payload)]
 
 
-def start_attempt(run: RunState, step: StepState) -> list[Draft]:
-    """Returns the start of a step's next attempt."""
+def start_attempt(run: RunState, step: StepState, fix_attempt: int = 0) -> list[Draft]:
+    """Returns the start of a step's next attempt; with a `fix_attempt`, a fixer's."""
     attempt = step.attempt + 1
     payload = {**identify_step(step), "uses": step.plan.kind, "attempt": attempt}
-    if step.plan.kind not in ("decision", "parallel"):
+    if fix_attempt:
+        payload["fixAttempt"] = fix_attempt
+    if run.inherited is not None and run.inherited.step(step.path) is not None:
+        payload["isInherited"] = True
+    elif step.plan.kind not in KERNEL_KINDS:
         payload["sessionId"] = session_id(run.run_id, step.path, attempt)
     return [Draft(run.run_id, "StepAttemptStarted", payload)]
 
 
 def _start_step(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     return start_attempt(run, run.steps[owed[1]])
+
+
+def _start_fix(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
+    step = run.steps[owed[1]]
+    return start_attempt(run, step, step.fix_attempt + 1)
+
+
+def _inherit_step(
+    run: RunState, owed: Owed, detail: Any, now: Now, library: Library
+) -> list[Draft]:
+    """Completes a step of a fork with what the other run has recorded of it."""
+    step = run.steps[owed[1]]
+    found = run.inherited.step(step.path) if run.inherited is not None else None
+    assert found is not None
+    payload = {**identify_step(step), "attempt": step.attempt}
+    if "chosen" in found:
+        payload["chosen"] = found["chosen"]
+    else:
+        payload.update(write_field("output", unwrap_value(found["output"])))
+        payload["metadata"] = {"isInherited": True}
+    return [Draft(run.run_id, "StepCompleted", payload)]
 
 
 def _skip_step(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
@@ -157,7 +185,7 @@ def _start_branch(
 def _end_scope(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     path = owed[1]
     if path == "":
-        return _end_run(run, library)
+        return _end_root(run, library)
     scope = run.branches[path]
     assert scope.group is not None
     payload: dict[str, Any] = {
@@ -186,8 +214,9 @@ def _scope_error(run: RunState, scope: ScopeState) -> Error:
     raise AssertionError(f"scope {scope.path!r} of run {run.run_id!r} stopped without a reason")
 
 
-def _end_run(run: RunState, library: Library) -> list[Draft]:
-    if run.sessions:
+def _end_root(run: RunState, library: Library) -> list[Draft]:
+    """Ends the run, or its planning."""
+    if run.sessions or run.awaits_sub_runs:
         return []
     if run.cancellation is not None:
         request = {"requestId": run.cancellation["requestId"]}
@@ -195,12 +224,16 @@ def _end_run(run: RunState, library: Library) -> list[Draft]:
             assert run.error is not None
             return [Draft(run.run_id, "RunFailed", {"error": run.error})]
         return [Draft(run.run_id, "RunCancelled", request)]
-    assert run.root is not None and run.plan is not None
+    assert run.plan is not None
+    if run.root is None:
+        return finish_plan(run)
     if run.root.failure is not None:
         error, path = run.root.failure
         payload = {"error": error, "failedStepPath": error.get("failedStepPath", path)}
         return [Draft(run.run_id, "RunFailed", payload)]
     output = scope_output(run.root)
+    if run.is_planning:
+        return register_plan(run, output, library)
     output_path = scope_output_path(run.root)
     problem = check_run_output(run.plan, library.value(output))
     if problem is not None:
@@ -256,6 +289,8 @@ def _plan_retry(run: RunState, owed: Owed, detail: Any, now: Now, library: Libra
 _HANDLERS: dict[str, Handler] = {
     "start_run": _start_run,
     "start": _start_step,
+    "fix": _start_fix,
+    "inherit": _inherit_step,
     "skip": _skip_step,
     "open_session": open_session,
     "decide": _decide,
@@ -270,4 +305,8 @@ _HANDLERS: dict[str, Handler] = {
     "interrupt": interrupt,
     "finish_step": finish_step,
     "plan_retry": _plan_retry,
+    "call_workflow": call_workflow,
+    "finish_call": finish_call,
+    "request_sub_run": request_sub_run,
+    "answer_call": answer_call,
 }

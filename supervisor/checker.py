@@ -1,11 +1,12 @@
 """The checker: which invariants a log breaks, found without the code that wrote it.
 
 `LogChecker` takes the rows of all runs in the order of the log, one at a time; of a run that has
-ended it keeps a summary only. The rules of runs, sessions and calls stand in `checker_rules_*`;
-here are those of the log as a whole: chains, order, epochs, blobs (I1 to I5, I31, I32).
+completed it keeps a summary only, of one that may be opened again its steps too. The rules of
+runs, steps, sessions, calls, sub-runs, budgets and outer loops stand in `checker_rules_*`; here
+are those of the log as a whole: chains, order, epochs, blobs (I1 to I5, I31, I32).
 
-Not checked, for no event states it yet: I21 to I23 (sub-runs, loops), I25 to I27 (signals,
-approvals, schedules); nor what needs a witness outside the log (I30, I33 to I35).
+Not checked, for no event states it yet: I25 to I27 (signals, approvals, schedules); nor what needs
+a witness outside the log (I30, I33 to I35).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,15 +20,21 @@ from planaria.protocol.limits import BLOB_BYTES_MAX
 from .checker_documents import ScopeDocument, read_lock
 from .checker_facts import Fact, Row, Violation, decode_row
 from .checker_payloads import find_payload_problems, find_refs
+from .checker_rules_loops import LoopRules
+from .checker_rules_prunes import PruneRules
 from .checker_rules_runs import RunRules
+from .checker_rules_sub_runs import SubRunLinks
 
 __all__ = ["LogChecker", "Row", "RunSummary", "Violation", "check_log"]
 
 VIOLATIONS_MAX = 1_000  # a log broken at its start would be listed whole
-_SYSTEM = frozenset({"SupervisorStarted", "SupervisorStopped", "RunRecorded"})
+_SYSTEM = frozenset(
+    "SupervisorStarted SupervisorStopped RunRecorded RunPruned OuterLoopStarted".split()
+)
 _STATUS = {
     "RunAdmitted": "admitted",
     "RunStarted": "running",
+    "RunReopened": "running",
     "RunInterrupted": "interrupted",
     "RunCompleted": "completed",
     "RunFailed": "failed",
@@ -49,7 +56,7 @@ class RunSummary:
     workflow_id: str | None = None
     admitted_at: int | None = None
     ended_at: int | None = None
-    is_closed: bool = False  # it has had its terminal event
+    is_closed: bool = False  # its last opening has had its terminal event
 
 
 def check_log(
@@ -77,7 +84,10 @@ def check_log(
 
 
 class LogChecker:
-    """Checks a log row by row; see `check_log` for what the arguments mean."""
+    """Checks a log row by row; see `check_log` for what the arguments mean.
+
+    `observe` is told each event whose bytes hold what its type has.
+    """
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class LogChecker:
         read_blob: ReadBlob | None = None,
         canaries: Sequence[bytes] = (),
         with_system: bool = True,
+        observe: Callable[[Fact], None] | None = None,
     ) -> None:
         self.violations: list[Violation] = []
         self.left_out = 0  # violations beyond VIOLATIONS_MAX
@@ -97,7 +108,11 @@ class LogChecker:
         self._read_blob = read_blob
         self._canaries = tuple(canaries)
         self._with_system = with_system
-        self._rules: dict[str, RunRules] = {}  # open runs
+        self._observe = observe
+        self._rules: dict[str, RunRules] = {}  # open runs, and those that may be opened again
+        self._links = SubRunLinks()
+        self._loops = LoopRules()
+        self.prunes = PruneRules()
         self._epoch = 0
         self._mono = 0
         self._is_open_epoch = False
@@ -109,8 +124,10 @@ class LogChecker:
     def take(self, row: Row) -> None:
         """Checks the next row."""
         self._row = row
-        if row.position != self.position + 1:
+        if row.position <= self.position:
             self._report("I1", f"position {row.position} stands after {self.position}")
+        elif row.position > self.position + 1:
+            self.prunes.note_hole(self.position + 1, row.position - 1)
         self.position = max(row.position, self.position)
         run = self.summaries.get(row.run_id)
         if run is None:
@@ -134,7 +151,9 @@ class LogChecker:
         if any(invariant == "I3" for invariant, _ in problems):
             return
         self._check_blobs(fact)
-        if not run.is_closed:
+        if self._observe is not None:
+            self._observe(fact)
+        if not run.is_closed or fact.type == "RunReopened":
             self._summarize(run, fact)
         if fact.type in _SYSTEM or fact.run_id == SYSTEM_RUN_ID:
             self._check_system(fact)
@@ -146,14 +165,29 @@ class LogChecker:
     def finish(self) -> None:
         """Checks what must not be left open where a log ends."""
         for run_id, rules in self._rules.items():
-            self._row = Row(0, run_id, self.summaries[run_id].sequence, None, "", b"", b"")
+            self._stand_at(run_id, self.summaries[run_id].sequence)
             rules.finish(self._report)
+        self._links.finish(self._report_link, self._is_closed)
         for run_id in self._unrecorded:
-            self._row = Row(0, run_id, 1, None, "", b"", b"")
+            self._stand_at(run_id, 1)
             self._report("I2", f"its admission isn't recorded in {SYSTEM_RUN_ID!r}")
         for run_id in self._recorded:
-            self._row = Row(0, run_id, 0, None, "", b"", b"")
+            self._stand_at(run_id, 0)
             self._report("I2", f"{SYSTEM_RUN_ID!r} records its admission, but it has no events")
+        self._stand_at(SYSTEM_RUN_ID, 0)
+        self.prunes.finish(self._report)
+
+    def _stand_at(self, run_id: str, sequence: int) -> None:
+        """Names the place of violations that no row at hand shows."""
+        self._row = Row(0, run_id, sequence, None, "", b"", b"")
+
+    def _report_link(self, run_id: str, message: str) -> None:
+        self._stand_at(run_id, self.summaries[run_id].sequence)
+        self._report("I21", message)
+
+    def _is_closed(self, run_id: str) -> bool:
+        run = self.summaries.get(run_id)
+        return run is not None and run.is_closed
 
     def _report(self, invariant: str, message: str) -> None:
         if len(self.violations) < VIOLATIONS_MAX:
@@ -193,8 +227,15 @@ class LogChecker:
         kind, payload = fact.type, fact.payload
         if kind not in _SYSTEM or fact.run_id != SYSTEM_RUN_ID:
             self._report("I4", f"{kind} doesn't belong into run {fact.run_id!r}")
+        elif kind == "OuterLoopStarted":
+            self._loops.take(fact, self._report)
         elif not self._with_system:
             return
+        elif kind == "RunPruned":
+            run_id = payload["prunedRunId"]
+            was_recorded = self._recorded.pop(run_id, None) is not None
+            self.prunes.take(fact, run_id in self.summaries, was_recorded, self._report)
+            self._loops.take(fact, self._report)
         elif kind == "RunRecorded":
             run_id = payload["admittedRunId"]
             recorded = payload["admissionHash"].removeprefix("sha256:")
@@ -217,16 +258,27 @@ class LogChecker:
             self._report("I2", f"{SYSTEM_RUN_ID!r} records another hash of this admission")
 
     def _check_run(self, run: RunSummary, fact: Fact) -> None:
-        if run.is_closed:
-            self._report("I20", f"{fact.type} after the run's terminal event")
-            return
+        self._links.take(fact, self._report)
+        self._loops.take(fact, self._report)
         rules = self._rules.get(fact.run_id)
         if rules is None:
+            if run.is_closed:
+                if fact.type != "OuterLoopCycleCompleted":
+                    self._report("I20", f"{fact.type} after the run's terminal event")
+                return
             rules = self._rules[fact.run_id] = RunRules(fact.run_id, self._read_document)
+        if fact.type == "RunForked":
+            self._check_origin(fact)
         rules.take(fact, self._report)
-        if rules.is_ended:
-            run.is_closed = True
-            del self._rules[fact.run_id]
+        run.is_closed = bool(rules.terminal)
+        if rules.terminal == "RunCompleted":
+            del self._rules[fact.run_id]  # nothing opens it again
+
+    def _check_origin(self, fact: Fact) -> None:
+        """Checks that the run that another one was forked from had come as far as that says."""
+        origin, sequence = fact.payload["fromRunId"], fact.payload["atSequence"]
+        if origin not in self.summaries or self.summaries[origin].sequence < sequence:
+            self.prunes.note_origin(fact.run_id, origin, sequence)
 
     def _summarize(self, run: RunSummary, fact: Fact) -> None:
         status = _STATUS.get(fact.type)

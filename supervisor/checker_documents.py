@@ -10,6 +10,9 @@ from typing import Any
 
 import msgpack
 
+PLAN_STEP = ".plan"  # the ids of steps that no document can have begin with a dot
+ORCHESTRATE_STEP = ".orchestrate"
+
 
 @dataclass(slots=True)
 class ScopeDocument:
@@ -20,6 +23,7 @@ class ScopeDocument:
     # step -> decisions that it runs after, and only if one of them chose it
     choosers: dict[str, frozenset[str]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+    fixes_max: dict[str, int] = field(default_factory=dict)  # of steps with a fixer
     inner: dict[str, "ScopeDocument"] = field(default_factory=dict)  # of parallel steps
 
 
@@ -27,9 +31,16 @@ def read_lock(data: bytes) -> ScopeDocument | None:
     """Returns the top level of the document in a stored lock; None: it can't be read."""
     try:
         lock = json.loads(data) if data[:1] == b"{" else msgpack.unpackb(data)
+        if "orchestrator" in lock:
+            return make_single_step(ORCHESTRATE_STEP, "orchestrate")
         return _read_scope(lock["lwir"]["steps"])
     except Exception:
         return None  # whatever is wrong with it, the checker reports it and goes on
+
+
+def make_single_step(name: str, kind: str) -> ScopeDocument:
+    """Returns the document of a role's session: one step that no author can write."""
+    return ScopeDocument(visits_max={name: 1}, kinds={name: kind})
 
 
 def _read_scope(steps: list[dict[str, Any]]) -> ScopeDocument:
@@ -44,6 +55,8 @@ def _read_scope(steps: list[dict[str, Any]]) -> ScopeDocument:
             )
         else:
             scope.visits_max[name] = step.get("maxVisits", 1)
+        if "fixer" in step.get("onFailure", ()):
+            scope.fixes_max[name] = step["onFailure"]["fixer"].get("maxAttempts", 1)
         if kind == "parallel":
             scope.inner[name] = _read_scope(step["steps"])
     scope.choosers = _find_choosers(steps)

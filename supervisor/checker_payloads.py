@@ -13,18 +13,26 @@ from .checker_facts import Fact, pack_value
 
 EVENT_BYTES_MAX = 2 * FRAME_BYTES_MAX  # a batch of a child is one frame; the envelope is beside it
 EFFECTS = frozenset({"read", "idempotent", "managed", "once"})
+# The roles that sessions have, and the task of each.
+TASKS = {
+    "planner": "plan",
+    "orchestrator": "orchestrate",
+    "worker": "execute_step",
+    "fixer": "fix_step",
+}
 
 # name:type, "?" after the name if it may be missing (or null). Types: s text, S text or null,
-# n number from 0, m map, l list, a anything, v a value (which may stand in the blob store as
-# <name>Ref), e an error, r a blob reference.
+# n number from 0, b boolean, c cost from 0 or null, m map, l list, a anything, v a value (which may
+# stand in the blob store as <name>Ref), e an error, r a blob reference.
 _TEXTS = {
     "RunAdmitted": "workflowId:s workflowDefinitionHash:s trigger:a input:v inputHash:s source:m "
-    "deadlineMs?:n labels?:a",
+    "definitionRef?:r planOnly?:b parentRunId?:s parentCallId?:s parentStepPath?:s callPath?:l "
+    "outerLoopId?:s cycleNumber?:n cycle?:v supervise?:a budget?:m deadlineMs?:n labels?:a",
     "WorkflowVersionRegistered": "workflowVersionId:s lwirHash:s lockRef:r lockHash:s",
     "RunStarted": "workflowVersionId:s inputHash:s deadline?:n",
     "StepSkipped": "stepPath:s stepId:s because:s",
     "StepAttemptStarted": "stepPath:s branchPath?:s stepId:s visitIndex:n uses:s attempt:n "
-    "sessionId?:s",
+    "fixAttempt?:n isInherited?:b sessionId?:s",
     "StepRetryScheduled": "stepPath:s nextAttempt:n dueAt:n",
     "StepRepairAttempted": "stepPath:s attempt:n findings:a",
     "StepCompleted": "stepPath:s branchPath?:s stepId:s visitIndex:n attempt:n output?:v "
@@ -37,6 +45,14 @@ _TEXTS = {
     "ParallelGroupCompleted": "stepPath:s attempt:n",
     "ParallelGroupFailed": "stepPath:s attempt:n error:e",
     "ParallelGroupTimedOut": "stepPath:s attempt:n",
+    "SubRunRequested": "subRunId:s workflowId:s wait:b planOnly?:b stepPath?:s sessionId?:s "
+    "callId?:s",
+    "SubRunSettled": "subRunId:s status:s output?:v error?:e usage:m spent?:m",
+    "RunReopened": "by:s reason:a fromSequence:n source?:m deadline?:n",
+    "RunForked": "fromRunId:s atSequence:n by:s changes:m inheritedRef:r",
+    "BudgetReserved": "sessionId:s callId:s calls:n tokens:n costUsd:c",
+    "BudgetSettled": "sessionId:s callId:s calls:n tokens:n costUsd:c",
+    "BudgetExhausted": "sessionId:s callId:s error:e",
     "CancellationRequested": "requestId:s reason?:s",
     "RunInterrupted": "sessionId:s callId:s effect:s idempotencyKey:s toolName:s stepPath:s "
     "dispatchedAt:n",
@@ -47,7 +63,9 @@ _TEXTS = {
     "harness.session.resumed": "incarnation:n manifestHash:s replayedEvents:n digest:s",
     "harness.session.completed": "usage:m",
     "harness.session.failed": "error:e usage?:m",
-    "harness.model.called": "callId:s position:s turn:n requestHash:s messages:v settings:a",
+    "harness.model.called": "callId:s position:s turn:n requestHash:s messages:v settings:a "
+    "reserve?:a",
+    "harness.model.repeated": "callId:s reserve:a",
     "harness.model.responded": "callId:s turn:n response:v usage:m model:a",
     "harness.model.failed": "callId:s turn:n error:e",
     "harness.tool_call.started": "callId:s position:s caller:s toolName:s args:v input?:v turn?:n "
@@ -59,13 +77,18 @@ _TEXTS = {
     "harness.operation.succeeded": "callId:s result:v",
     "harness.operation.failed": "callId:s error:e",
     "harness.warning": "text:s",
-    "harness.execute_step.succeeded": "output:v metadata?:a",
-    "harness.execute_step.failed": "error:e",
+    "harness.memory.written": "store:s path:s sha256:s",
+    **{f"harness.{task}.succeeded": "output:v metadata?:a" for task in TASKS.values()},
+    **{f"harness.{task}.failed": "error:e metadata?:a" for task in TASKS.values()},
     "ProcessStarted": "sessionId:s incarnation:n pid:n startTime:n bootId:s",
     "ProcessExited": "sessionId:s incarnation:n reason:s exitCode?:n signal?:n",
     "SupervisorStarted": "supervisorId:s pid:n epoch:n version:s",
     "SupervisorStopped": "epoch:n reason:s",
+    "OuterLoopStarted": "outerLoopId:s goal:m maxCycles:n inputHash:s supervise:a",
+    "OuterLoopCycleCompleted": "outerLoopId:s cycleNumber:n supervise:m output?:v",
     "RunRecorded": "admittedRunId:s admissionHash:s",
+    "RunPruned": "prunedRunId:s lastHash:s events:n firstPosition:n lastPosition:n outerLoopId?:s "
+    "workflowVersionId?:s lockRef?:r definitionRef?:r",
 }
 
 
@@ -112,13 +135,21 @@ def find_payload_problems(fact: Fact) -> Iterator[tuple[str, str]]:
 
 def _check_field(kind: str, value: Any, is_required: bool) -> str | None:
     """Returns what is wrong with a field's value, or None."""
-    if value is None and (kind in "avS" or not is_required):
+    if value is None and (kind in "avcS" or not is_required):
         return None
     match kind:
         case "s" | "S":
             fits = isinstance(value, str)
         case "n":
             fits = type(value) is int and value >= 0
+        case "b":
+            fits = isinstance(value, bool)
+        case "c":
+            fits = (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and 0 <= value < _INFINITE
+            )
         case "m":
             fits = isinstance(value, dict)
         case "l":
@@ -147,6 +178,7 @@ def is_blob_ref(value: Any) -> bool:
 
 
 _HEX = frozenset("0123456789abcdef")
+_INFINITE = float("inf")
 
 
 def _find_excess(fact: Fact, fields: dict[str, tuple[str, bool]]) -> Iterator[tuple[str, str]]:

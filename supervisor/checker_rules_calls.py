@@ -15,6 +15,7 @@ from planaria.protocol.ids import call_id
 from planaria.protocol.limits import UNACKNOWLEDGED_APPENDS_MAX
 
 from .checker_facts import FAIL_CLOSED, Fact, Report, pack_value
+from .checker_rules_sub_runs import SUB_RUN_TOOLS
 
 PARALLEL_CALLS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 1  # the one more is the session's own end
 STARTED = frozenset(
@@ -49,6 +50,13 @@ class _Call:
     exits_before: int = 0  # processes of the session that had ended when it was first made
     request_hash: str = ""
     expected: bytes | None = None  # digest of the success that an earlier attempt recorded
+    asks_for_run: bool = False  # its outcome stands in the log of the run that it starts
+    named_run: str | None = None  # the one that its arguments name, if they stand inline
+
+    @property
+    def fails_closed(self) -> bool:
+        """Says whether nobody may guess its outcome."""
+        return self.effect in FAIL_CLOSED and not self.asks_for_run
 
 
 @dataclass(slots=True)
@@ -57,6 +65,7 @@ class CallRules:
 
     session_id: str
     outcomes: EffectOutcomes
+    may_ask_for_runs: bool = False  # it is an orchestrator's
     exits: int = 0
     open_count: int = 0
     _calls: dict[str, _Call] = field(default_factory=dict)
@@ -83,12 +92,15 @@ class CallRules:
             payload.get("toolName", ""),
             exits_before=self.exits,
             request_hash=payload.get("requestHash", ""),
+            asks_for_run=self.may_ask_for_runs and payload.get("toolName") in SUB_RUN_TOOLS,
         )
+        if isinstance(args := payload.get("args"), dict) and call.asks_for_run:
+            call.named_run = args.get("subRunId")
         self._calls[name] = call
         self.open_count += 1
         if self.open_count > PARALLEL_CALLS_MAX:
             report("I13", f"{self.open_count} calls of the session are open at once")
-        if kind == "tool_call" and call.effect != "read":
+        if kind == "tool_call" and call.effect != "read" and not call.asks_for_run:
             self._compare_with_earlier(call, report)
 
     def end(self, fact: Fact, report: Report) -> None:
@@ -102,7 +114,7 @@ class CallRules:
             return
         call.is_open, call.outcome = False, outcome
         self.open_count -= 1
-        if kind != "tool_call" or call.effect == "read":
+        if kind != "tool_call" or call.effect == "read" or call.asks_for_run:
             return
         if outcome == "failed" and fact.incarnation is None:
             report("I16", f"lost call {name!r} ({call.effect}) was settled as failed, not unknown")
@@ -115,21 +127,42 @@ class CallRules:
         """Notes that the session's process is gone, with what it had in flight."""
         self.exits += 1
         for call in self._calls.values():
-            if call.is_open and call.effect in FAIL_CLOSED:
+            if call.is_open and call.fails_closed:
                 call.is_lost = True
 
     def start_process(self, report: Report) -> None:
         """Checks that no process takes over what nobody may guess."""
         for name, call in self._calls.items():
-            if call.effect in FAIL_CLOSED and (call.is_lost and call.is_open):
+            if call.fails_closed and call.is_lost and call.is_open:
                 report("I16", f"a process took over while call {name!r} ({call.effect}) was lost")
-            elif call.effect in FAIL_CLOSED and call.outcome == "unknown":
+            elif call.fails_closed and call.outcome == "unknown":
                 report("I16", f"a process took over while call {name!r} is unknown")
 
     def find_unknown(self, name: str) -> bool:
         """Says whether the call is one whose outcome was recorded as unknown."""
         call = self._calls.get(name)
         return call is not None and call.outcome == "unknown"
+
+    def repeat(self, fact: Fact, report: Report) -> None:
+        """Takes that a process makes a call again whose outcome was lost with an earlier one."""
+        name = fact.payload["callId"]
+        call = self._calls.get(name)
+        if call is None or not call.is_open or call.kind != "model":
+            report("I12", f"call {name!r} was repeated, but it isn't an open one of a model")
+            return
+        call.attempts += 1
+        self._check_attempts(name, call, report)
+
+    def asks_for_run(self, name: str) -> bool:
+        """Says whether the call is one by which an orchestrator starts a sub-run."""
+        call = self._calls.get(name)
+        return call is not None and call.asks_for_run
+
+    def is_open_request(self, name: str, sub_run: str) -> bool:
+        """Says whether the call is open and may start this sub-run."""
+        call = self._calls.get(name)
+        is_request = call is not None and call.is_open and call.asks_for_run
+        return is_request and call is not None and call.named_run in (None, sub_run)
 
     def finish(self, report: Report) -> None:
         """Checks what holds once the session has its terminal event."""
@@ -159,10 +192,13 @@ class CallRules:
         call.is_open, call.outcome = True, ""
         call.attempts += 1
         self.open_count += 1
-        if call.attempts > 1 + self.exits - call.exits_before:
-            report("I15", f"call {name!r} was made {call.attempts} times")
+        self._check_attempts(name, call, report)
         if fact.payload["requestHash"] != call.request_hash:
             report("I12", f"the attempts of call {name!r} have different requests")
+
+    def _check_attempts(self, name: str, call: _Call, report: Report) -> None:
+        if call.attempts > 1 + self.exits - call.exits_before:
+            report("I15", f"call {name!r} was made {call.attempts} times")
 
     def _count_position(self, kind: str, position: str, report: Report) -> None:
         match = _POSITIONS[kind].fullmatch(position)

@@ -15,6 +15,7 @@ from planaria.protocol.limits import (
 )
 
 from .checker_facts import Fact, Report
+from .checker_payloads import TASKS
 from .checker_rules_calls import ENDED, STARTED, CallRules, EffectOutcomes
 
 REASONS = frozenset(
@@ -25,7 +26,9 @@ _UNSEEN = frozenset({"supervisor_lost"})  # nobody saw how these processes ended
 _UNCOUNTED = frozenset({"supervisor_lost", "put_away"})  # they say nothing against the session
 
 _TERMINAL = frozenset({"harness.session.completed", "harness.session.failed"})
-_STEP_ENDED = frozenset({"harness.execute_step.succeeded", "harness.execute_step.failed"})
+_STEP_ENDED = frozenset(
+    f"harness.{task}.{end}" for task in TASKS.values() for end in ("succeeded", "failed")
+)
 _PROCESS = frozenset({"ProcessStarted", "ProcessExited"})
 # What a lost call's failure is recorded by, besides the process that made it.
 _BY_EITHER = frozenset(
@@ -34,18 +37,20 @@ _BY_EITHER = frozenset(
 _BY_PROCESS = (
     (STARTED | ENDED | _STEP_ENDED) - _BY_EITHER - {"harness.tool_call.unknown"}
     | {"harness.session.resumed", "harness.warning", "StepRepairAttempted"}
+    | {"harness.model.repeated", "harness.memory.written"}
 )  # fmt: skip
 
 
 def belongs_to_session(kind: str) -> bool:
     """Says whether events of this type carry a session's id in their envelope."""
-    return kind.startswith("harness.") or kind in _PROCESS or kind == "StepRepairAttempted"
+    return kind.startswith(("harness.", "Budget")) or kind in _PROCESS | {"StepRepairAttempted"}
 
 
 @dataclass(slots=True)
 class _Session:
     id: str
     step_path: str
+    task: str
     manifest_hash: str
     calls: CallRules
     incarnation: int = 0
@@ -95,7 +100,11 @@ class SessionRules:
             session.calls.start(fact, report)
         elif kind in ENDED:
             session.calls.end(fact, report)
+        elif kind == "harness.model.repeated":
+            session.calls.repeat(fact, report)
         elif kind in _STEP_ENDED:
+            if kind.split(".")[1] != session.task:
+                report("I9", f"{kind} of a session whose task is {session.task!r}")
             session.step_end = kind.rsplit(".", 1)[1]
         elif kind in _TERMINAL:
             self._end(session, fact, report)
@@ -103,6 +112,18 @@ class SessionRules:
     def is_unknown(self, session: str, call: str) -> bool:
         """Says whether a call of an open session was recorded as unknown."""
         return session in self.open and self.open[session].calls.find_unknown(call)
+
+    def answers_request(self, fact: Fact) -> bool:
+        """Says whether a fact is the outcome of a call that has asked for a sub-run."""
+        session = self.open.get(fact.session_id or "")
+        is_outcome = fact.type in ENDED and "tool_call" in fact.type
+        return is_outcome and session is not None and (
+            session.calls.asks_for_run(fact.payload["callId"])
+        )  # fmt: skip
+
+    def may_request(self, session: str, call: str, sub_run: str) -> bool:
+        """Says whether an open call of a session may start this sub-run."""
+        return session in self.open and self.open[session].calls.is_open_request(call, sub_run)
 
     def finish(self, report: Report) -> None:
         """Checks what must not be left open at the end of a log (a commit's end)."""
@@ -114,9 +135,10 @@ class SessionRules:
         by_process = fact.incarnation is not None
         if by_process and fact.type not in _BY_PROCESS | _BY_EITHER:
             report("I9", f"{fact.type} was authored by a process; only the supervisor may")
-        elif not by_process and fact.type in _BY_PROCESS:
+        elif not by_process and fact.type in _BY_PROCESS and not self.answers_request(fact):
             report("I9", f"{fact.type} names no incarnation that authored it")
-        if fact.type in _PROCESS and fact.payload["sessionId"] != fact.session_id:
+        names_session = fact.type in _PROCESS or fact.type.startswith("Budget")
+        if names_session and fact.payload["sessionId"] != fact.session_id:
             report("I8", f"it names session {fact.payload['sessionId']!r} inside")
 
     def _start(self, fact: Fact, report: Report) -> None:
@@ -129,8 +151,9 @@ class SessionRules:
             report(
                 "I13", f"session {name!r} is not the id of attempt {payload['attempt']} {path!r}"
             )
-        calls = CallRules(name, self._find_outcomes(path))
-        session = _Session(name, path, payload["manifestHash"], calls, events=1)
+        is_orchestrator = payload["role"] == "orchestrator"
+        calls = CallRules(name, self._find_outcomes(path), is_orchestrator)
+        session = _Session(name, path, payload["task"], payload["manifestHash"], calls, events=1)
         session.history.update(fact.body)
         self.open[name] = session
 

@@ -35,6 +35,7 @@ def make_roots(run: RunState, step: StepState, library: Library) -> dict[str, Js
             for step_id, found, count in step.context
         },
         **_describe_run(run),
+        "cycle": read(run.cycle),
     }
 
 
@@ -68,6 +69,7 @@ def pack_context(run: RunState, step: StepState) -> dict[str, Any]:
         "inBranch": in_branch,
         "steps": steps,
         **_describe_run(run),
+        "cycle": wrap_value(run.cycle),
     }
 
 
@@ -88,8 +90,12 @@ def _describe_run(run: RunState) -> dict[str, Json]:
             "runId": run.run_id,
             "versionId": run.plan.version_id,
         },
-        "cycle": None,
     }
+
+
+def unwrap_value(wrapped: dict[str, Any]) -> Value:
+    """Returns what `wrap_value` was given."""
+    return wrapped["v"] if "v" in wrapped else Ref(wrapped["r"])
 
 
 def wrap_value(value: Value) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from planaria.protocol.directories import refuse_file, refuse_foreign, refuse_unusable
 from planaria.protocol.errors import DataDirectoryError
 from planaria.protocol.ids import check_id
 
@@ -20,7 +21,6 @@ from .log_schema import DATABASE_NAME
 
 SOCKET_PATH_BYTES_MAX = 100  # sockaddr_un holds 107; ZeroMQ and a suffix of ours need some
 JSON_BYTES_MAX = 1 << 20
-SUPERVISOR_LOG_NAME = "supervisor.log"
 
 # flock and shared memory, on which lock and log stand, hold on one machine only.
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -28,11 +28,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
     "fuse.sshfs fuse.glusterfs fuse.ceph fuse.s3fs fuse.rclone fuse.davfs2 davfs".split()
 )
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
-_TOP_LEVEL = frozenset(
-    "events artifacts runs memory locks outer-loops supervisor.json supervisor.sock "
-    f"{SUPERVISOR_LOG_NAME} {SUPERVISOR_LOG_NAME}.1".split()
-)
-_NOT_FOREIGN = frozenset({"lost+found", ".gitignore"})
 _VALUABLE = ("artifacts", "runs", "memory", "outer-loops")
 
 logger = logging.getLogger(__name__)
@@ -136,11 +131,7 @@ def prepare_data_directory(root: Path, *, mounts: str | None = None) -> DataDire
             _make_folder(root, folder)
         _check_writable(directory)
     except OSError as error:
-        raise DataDirectoryError(
-            message=f"data directory {str(root)!r} can't be used: {error.strerror} "
-            f"({error.filename or 'while it was tried'}). Make room, change its permissions, or "
-            "choose another one"
-        ) from error
+        raise refuse_unusable(str(root), error) from error
     return directory
 
 
@@ -241,7 +232,7 @@ def _check_existing(directory: DataDirectory) -> None:
     root = directory.root
     found = os.stat(root)
     if not stat.S_ISDIR(found.st_mode):
-        raise DataDirectoryError(message=f"{str(root)!r} is a file; expected a directory")
+        raise refuse_file(str(root))
     if found.st_uid != os.geteuid():
         raise DataDirectoryError(
             message=f"data directory {str(root)!r} belongs to user {found.st_uid}, this is user "
@@ -249,12 +240,9 @@ def _check_existing(directory: DataDirectory) -> None:
         )
     if directory.database.exists():
         return
-    foreign = sorted(set(os.listdir(root)) - _TOP_LEVEL - _NOT_FOREIGN)
-    if foreign:
-        raise DataDirectoryError(
-            message=f"{str(root)!r} holds other things ({foreign[0]!r}) and no event log. Choose "
-            "an empty directory or a new one"
-        )
+    foreign = refuse_foreign(str(root), os.listdir(root))
+    if foreign is not None:
+        raise foreign
     leftover = _find_leftover(directory)
     if leftover is not None:
         raise DataDirectoryError(

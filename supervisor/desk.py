@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from planaria.protocol.blobs import check_blob_ref
-from planaria.protocol.codec import canonical_bytes, hash_bytes
 from planaria.protocol.errors import (
     ConflictError,
     NotFoundError,
@@ -19,24 +17,23 @@ from planaria.protocol.errors import (
     ProtocolError,
     RunNotFoundError,
     SupervisorUnavailableError,
-    UsageError,
     error_to_wire,
 )
 from planaria.protocol.events import RUN_TERMINAL, Event
-from planaria.protocol.ids import check_id, check_workflow_id, derive_id
-from planaria.protocol.limits import INLINE_BYTES_MAX, RUNS_LISTED_MAX
+from planaria.protocol.ids import check_id, derive_id
+from planaria.protocol.limits import RUNS_LISTED_MAX
 from planaria.protocol.messages import Reply, Request
-from planaria.protocol.providers import find_missing_keys
-from planaria.protocol.values import check_json
 
+from .admissions import Admissions
 from .blobs import BlobStore
 from .event_log import EventLog
-from .fold import fold
 from .kernel import Kernel
-from .kernel_messages import AdmitRun, Answer, CancelRun, KernelMessage
+from .kernel_messages import Answer, CancelRun, KernelMessage
 from .library import BlobLibrary
+from .loop_files import LoopFiles
+from .outer_loop import ENDED, describe_loop
 from .run_state import RunState
-from .versions import Versions, keep
+from .versions import keep
 from .views import (
     describe_event,
     describe_outcome,
@@ -48,7 +45,6 @@ from .views import (
 EVENTS_PER_REPLY_MAX = 1_000
 CLIENTS_MAX = 1_000
 OUTCOMES_KEPT_MAX = 128  # of at most 256 KiB: 32 MiB; of an earlier one the log is read
-DEADLINE_MS_MAX = 100 * 365 * 86_400_000  # a century: what is later isn't meant
 
 # What a field of a wrong type or an absurd number leads to, wherever it is used first.
 _MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
@@ -67,6 +63,7 @@ class Desk:
         log: EventLog,
         library: BlobLibrary,
         blobs: BlobStore,
+        loops: LoopFiles,
         facts: dict[str, Any],
     ) -> None:
         self._kernel = kernel
@@ -79,7 +76,9 @@ class Desk:
         self._followers: dict[str, dict[bytes, tuple[int, dict[str, Any]]]] = {}
         self._replies: list[tuple[Client, Any, PlanariaError | None]] = []
         self._later: list[tuple[Client, Callable[[], Any]]] = []
-        self._versions = Versions(blobs)
+        self._admissions = Admissions(kernel, library, blobs, self._load)
+        self._loops = loops
+        self._loop_waiters: dict[str, dict[bytes, int]] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}  # of the runs that ended last
         self.attached: dict[bytes, int] = {}  # a client's link -> pidfd of its process
         self.is_stop_asked = False
@@ -102,50 +101,35 @@ class Desk:
 
     def _start_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
         self._refuse_if_stopping()
-        run_id = check_id(arguments["runId"], "run id")
-        lock = arguments["lock"]
-        data = canonical_bytes(lock)
-        version_id = self._versions.check(arguments["workflowId"], lock, data)
-        self._load(run_id)
-        if run_id not in self._kernel.system.runs:
-            self._check_keys(lock)
-        lock_ref = self._versions.store(data)
-        value: dict[str, Any]
-        if "inputRef" in arguments:
-            ref = check_blob_ref(arguments["inputRef"])
-            value, input_hash = {"inputRef": ref}, hash_bytes(self._blobs.read(ref))
-        else:
-            check_json(arguments["input"])
-            data = canonical_bytes(arguments["input"])
-            input_hash = hash_bytes(data)
-            if len(data) > INLINE_BYTES_MAX:
-                value = {"inputRef": self._blobs.write(data)}
-            else:
-                value = {"input": arguments["input"]}
-        return AdmitRun(
-            client=client,
-            run_id=run_id,
-            workflow_id=check_workflow_id(arguments["workflowId"]),
-            definition_hash=str(arguments["definitionHash"]),
-            version_id=version_id,
-            lock=lock,
-            lock_ref=lock_ref,
-            input=value,
-            input_hash=input_hash,
-            source=_check_source(arguments["source"]),
-            deadline_ms=_check_deadline(arguments.get("deadlineMs")),
-            labels=_check_labels(arguments.get("labels")),
-        )
+        return self._admissions.read_run(client, arguments)
 
-    def _check_keys(self, lock: dict[str, Any]) -> None:
-        """Refuses models whose key isn't in this process's environment, where children get it."""
-        names = {slot: entry.get("model") for slot, entry in lock["models"].items()}
-        missing = find_missing_keys(names, os.environ)
-        if missing:
-            raise UsageError(
-                message="; ".join(missing) + " where the supervisor was started "
-                f"(pid {os.getpid()}); nothing was run. Set it there: 'planaria down', then again"
-            )
+    def _retry_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        self._refuse_if_stopping()
+        return self._admissions.read_retry(client, arguments)
+
+    def _fork_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        self._refuse_if_stopping()
+        return self._admissions.read_fork(client, arguments)
+
+    def _start_loop(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        self._refuse_if_stopping()
+        loop_id = check_id(arguments["outerLoopId"], "outer loop id")
+        self._loops.load(loop_id)
+        return self._admissions.read_loop(client, loop_id, arguments)
+
+    def _wait_loop(self, client: Client, arguments: dict[str, Any]) -> None:
+        loop_id = check_id(arguments["outerLoopId"], "outer loop id")
+        loop = self._loops.load(loop_id)
+        if loop is None:
+            raise NotFoundError(message=f"no outer loop {loop_id!r} in this data directory")
+        if loop.phase in ENDED:
+            self._reply_later(client, lambda: self._describe_loop(loop_id))
+        else:
+            link, number = client
+            self._loop_waiters.setdefault(loop_id, {})[link] = number
+
+    def _describe_loop(self, loop_id: str) -> dict[str, Any]:
+        return describe_loop(self._kernel.system.loops[loop_id], self._library.cost)
 
     def _cancel_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
         run_id = check_id(arguments["runId"], "run id")
@@ -161,14 +145,16 @@ class Desk:
             return
         run = self._find(run_id)
         if run.is_ended or run.status == "interrupted":
-            self._reply_later(client, lambda: describe_outcome(run))
+            self._reply_later(client, lambda: describe_outcome(run, self._library.cost))
         else:
             link, number = client
             self._waiters.setdefault(run.run_id, {})[link] = number
 
     def _get_run(self, client: Client, arguments: dict[str, Any]) -> None:
         run = self._find(check_id(arguments["runId"], "run id"))
-        self._reply_later(client, lambda: describe_run(run, self._kernel.system))
+        self._reply_later(
+            client, lambda: describe_run(run, self._kernel.system, cost=self._library.cost)
+        )
 
     def _list_runs(self, client: Client, arguments: dict[str, Any]) -> None:
         limit = max(1, min(int(arguments.get("limit") or 50), RUNS_LISTED_MAX))
@@ -251,6 +237,10 @@ class Desk:
 
     _OPERATIONS: dict[str, Callable[..., KernelMessage | None]] = {
         "start_run": _start_run,
+        "retry_run": _retry_run,
+        "fork_run": _fork_run,
+        "start_loop": _start_loop,
+        "wait_loop": _wait_loop,
         "cancel_run": _cancel_run,
         "wait_run": _wait_run,
         "get_run": _get_run,
@@ -272,10 +262,15 @@ class Desk:
             if event.type in RUN_TERMINAL or event.type == "RunInterrupted":
                 for client in self._waiters.pop(event.run_id, {}).items():
                     run = self._find(event.run_id)
-                    self._replies.append((client, describe_outcome(run), None))
+                    self._replies.append((client, describe_outcome(run, self._library.cost), None))
             for link, (number, wanted) in self._followers.pop(event.run_id, {}).items():
                 client = link, number
                 self._reply_later(client, functools.partial(self._page, event.run_id, wanted))
+
+    def note_loop(self, loop_id: str) -> None:
+        """Answers those who waited for an outer loop that has ended or stopped."""
+        for client in self._loop_waiters.pop(loop_id, {}).items():
+            self._reply_later(client, functools.partial(self._describe_loop, loop_id))
 
     def note_answer(self, answer: Answer) -> None:
         """Takes an answer of the kernel."""
@@ -300,17 +295,24 @@ class Desk:
         """Drops ended runs from memory: they stand in the log."""
         system = self._kernel.system
         for run_id in system.ended:
-            run = system.runs.pop(run_id, None)
-            if run is not None:
-                keep(self._outcomes, run_id, describe_outcome(run), OUTCOMES_KEPT_MAX)
+            run = system.runs.get(run_id)
+            if run is not None and run.is_ended:  # it may have been opened again
+                del system.runs[run_id]
+                keep(
+                    self._outcomes,
+                    run_id,
+                    describe_outcome(run, self._library.cost),
+                    OUTCOMES_KEPT_MAX,
+                )
         system.ended.clear()
+        self._loops.evict(set(self._loop_waiters))
 
     def forget_client(self, link: bytes) -> None:
         """Notes that a client is gone."""
         descriptor = self.attached.pop(link, None)
         if descriptor is not None:
             os.close(descriptor)
-        for waiting in self._waiters.values():
+        for waiting in (*self._waiters.values(), *self._loop_waiters.values()):
             waiting.pop(link, None)
         for following in self._followers.values():
             following.pop(link, None)
@@ -319,7 +321,7 @@ class Desk:
         self._later.append((client, make))
 
     def _find(self, run_id: str) -> RunState:
-        run = self._kernel.system.runs.get(run_id) or self._read(run_id)
+        run = self._kernel.system.runs.get(run_id) or self._library.run(run_id)
         if run is None:
             raise RunNotFoundError(run_id=run_id)
         return run
@@ -327,44 +329,12 @@ class Desk:
     def _load(self, run_id: str) -> None:
         """Brings an ended run back into memory for one decision about it."""
         if run_id not in self._kernel.system.runs:
-            run = self._read(run_id)
+            run = self._library.run(run_id)
             if run is not None:
                 self._kernel.system.runs[run_id] = run
                 self._kernel.system.ended.append(run_id)
-
-    def _read(self, run_id: str) -> RunState | None:
-        run = RunState(run_id)
-        for _, event in self._log.read_run(run_id):
-            fold(run, event, self._library)
-        return run if run.sequence else None
 
 
 def _refuse_malformed(what: str, error: Exception) -> ProtocolError:
     logger.warning("a malformed %r request: %r", what[:60], error)
     return ProtocolError(message=f"malformed {what[:60]!r}: {error!r}"[:500])
-
-
-def _check_source(source: Any) -> dict[str, Any]:
-    """Returns the source; only what the supervisor itself reads of it is checked."""
-    if not isinstance(source, dict):
-        raise TypeError(f"source is {type(source).__name__}, expected a map")
-    names = source.get("env", [])
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise TypeError("source.env isn't a list of names")
-    return dict(source)
-
-
-def _check_deadline(deadline_ms: Any) -> int | None:
-    if deadline_ms is None:
-        return None
-    if type(deadline_ms) is not int or not 0 < deadline_ms <= DEADLINE_MS_MAX:
-        raise ValueError(f"deadlineMs is {deadline_ms!r}, expected 1 to {DEADLINE_MS_MAX}")
-    return deadline_ms
-
-
-def _check_labels(labels: Any) -> dict[str, str] | None:
-    if labels is None:
-        return None
-    if not isinstance(labels, dict) or not all(isinstance(v, str) for v in labels.values()):
-        raise TypeError("labels isn't a map of texts")
-    return labels

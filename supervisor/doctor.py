@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from planaria.protocol.directories import refuse_file, refuse_unusable
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.ids import derive_id
 from planaria.protocol.providers import PROVIDERS
@@ -166,11 +167,16 @@ def _examine_directory(directory: DataDirectory) -> Iterator[Finding]:
         yield Finding("directory", OK if can_make else PROBLEM, text)
         return
     if not root.is_dir():
-        yield Finding("directory", PROBLEM, f"{str(root)!r} is a file; expected a directory")
+        yield Finding("directory", PROBLEM, str(refuse_file(str(root))))
         return
     yield _examine_permissions(root)
-    if not directory.database.exists():
-        if any(root.iterdir()):
+    try:
+        is_used, is_empty = directory.database.exists(), not any(root.iterdir())
+    except OSError as error:
+        yield Finding("log", PROBLEM, str(refuse_unusable(str(root), error)))
+        return
+    if not is_used:
+        if not is_empty:
             text = f"{str(root)!r} holds other things and no event log: it is no data directory"
             yield Finding("log", PROBLEM, text)
         return

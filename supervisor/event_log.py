@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import apsw
 
@@ -61,9 +61,7 @@ class EventLog(LogReading):
         super().__init__(connection, path)
 
     @classmethod
-    def open(
-        cls, directory: Path, *, trace: Trace | None = None, vfs: str | None = None
-    ) -> "EventLog":
+    def open(cls, directory: Path, *, trace: Trace | None = None, vfs: str | None = None) -> Self:
         """Returns the log in `directory`, made new if there is none. Hold the lock before.
 
         `trace` is told the points of a commit ("before_begin", "frames_written", "committed")

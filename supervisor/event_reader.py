@@ -7,10 +7,11 @@ stored bytes; the first one's previous hash are the 16 bytes of the database's i
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import apsw
 
+from planaria.protocol.directories import refuse_empty
 from planaria.protocol.errors import DataDirectoryError, IntegrityError
 from planaria.protocol.events import Event, decode_event, encode_event
 from planaria.protocol.limits import HISTORY_PAGE_BYTES, RUNS_LISTED_MAX
@@ -173,7 +174,7 @@ class EventReader(LogReading):
     """Reads the log of another process, which may be writing it."""
 
     @classmethod
-    def open(cls, path: Path) -> "EventReader":
+    def open(cls, path: Path) -> Self:
         """Returns a reader of the database file `path`.
 
         Raises:
@@ -181,7 +182,7 @@ class EventReader(LogReading):
         """
         path = path.resolve()
         if not path.is_file():
-            raise DataDirectoryError(message=f"there is no event log at {str(path)!r}")
+            raise refuse_empty(str(path))
         try:
             connection = apsw.Connection(
                 str(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_NOFOLLOW
@@ -195,7 +196,7 @@ class EventReader(LogReading):
                 message=f"the event log {str(path)!r} can't be opened: {error}"
             ) from error
         check_marks(path, *marks)
-        return EventReader(connection, path)
+        return cls(connection, path)
 
     def close(self) -> None:
         """Closes the file."""

@@ -18,7 +18,7 @@ from planaria.protocol.messages import Deliver, Stop
 from .context import pack_context, wrap_value
 from .decide import kind_of
 from .kernel_messages import Action, Kill, Launch, Send
-from .run_state import Now, RunState, SessionState
+from .run_state import Now, RunState, SessionState, StepState
 from .system_state import (
     BLANK,
     BOUND,
@@ -31,6 +31,7 @@ from .system_state import (
 
 Dying = set[tuple[str | None, str]]  # (run id, step path) of processes that are being ended
 
+ERRANDS_KIND = "light"  # a function of the user's: no agent is needed
 STOP_MS = 2_000  # how long a process that has nothing to do may take to end by itself
 
 
@@ -85,6 +86,22 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
                 progress = True
                 break
     return drafts, bindings
+
+
+def assign_errands(system: SystemState) -> list[Action]:
+    """Gives errands to blank processes."""
+    actions: list[Action] = []
+    for errand in system.errands.values():
+        if errand.process_id is not None or system.is_stopping:
+            continue
+        for process in system.processes.values():
+            if process.status == BLANK and process.kind == ERRANDS_KIND:
+                process.status, process.errand_id = BOUND, errand.id
+                process.run_id = errand.body["runId"]
+                errand.process_id = process.id
+                actions.append(Send(process.id, Deliver({"errandId": errand.id, **errand.body})))
+                break
+    return actions
 
 
 def _may_start(
@@ -148,6 +165,8 @@ def make_delivery(run: RunState, session: SessionState) -> Deliver:
         {
             "sessionId": session.id,
             "incarnation": session.incarnation,
+            "role": session.role,
+            "task": session.task,
             "runId": run.run_id,
             "workflowId": run.admission["workflowId"],
             "versionId": run.plan.version_id,
@@ -166,8 +185,28 @@ def make_delivery(run: RunState, session: SessionState) -> Deliver:
             "hasHistory": session.incarnation > 1,
             "inherited": _pack_performed(run, session),
             "sensitive": step.plan.sensitive,
+            "definition": run.plan.summary,
+            "memory": run.plan.lock.get("memory", []),
+            "skills": run.plan.lock.get("skills", []),
+            "fix": _pack_fix(step),
+            "budget": run.budget,
+            "origins": [list(origin) for origin in run.inherited.origins] if run.inherited else [],
+            "definitionHash": run.admission["workflowDefinitionHash"],
         }
     )
+
+
+def _pack_fix(step: StepState) -> dict[str, Any] | None:
+    """Returns what a fixer is told: the failure, and the fixes that have failed."""
+    if not step.fix_attempt:
+        return None
+    return {
+        "number": step.fix_attempt,
+        "source": step.plan.document["with"]["source"],
+        "error": step.error,
+        "earlier": step.fixes,
+        "fixer": step.plan.fixer,
+    }
 
 
 def _pack_performed(run: RunState, session: SessionState) -> dict[str, Any]:
@@ -188,10 +227,11 @@ def release(system: SystemState, session_id: str, reported: int, failed: bool, n
     process.reported = reported
     process.status = IDLE
     if failed or process.kind == "heavy":
-        _retire(process, now)
+        retire(process, now)
 
 
-def _retire(process: ProcessState, now: Now) -> None:
+def retire(process: ProcessState, now: Now) -> None:
+    """Asks a process that has nothing to do any more to end by itself, for a while."""
     process.status = DYING
     process.kill_reason = "done"
     process.kill_at = now.mono + STOP_MS * 1_000
@@ -208,9 +248,9 @@ def tend(system: SystemState, now: Now, *, may_spare: bool = True) -> list[Actio
             continue
         run = system.runs.get(process.run_id or "")
         if run is None or run.is_ended or not run.sessions:
-            _retire(process, now)
+            retire(process, now)
         elif _is_crowded_out(system, process):
-            _retire(process, now)
+            retire(process, now)
     actions.extend(
         Send(p.id, Stop("done"))
         for p in system.processes.values()
@@ -263,6 +303,8 @@ def _count_wanted(system: SystemState) -> Counter[str]:
     """Returns how many waiting sessions there are of each kind; it stops at the slots there are."""
     wanted: Counter[str] = Counter()
     left = system.children_max
+    for errand in system.errands.values():
+        wanted[ERRANDS_KIND] += errand.process_id is None
     for run_id in system.queue:
         for session in system.runs[run_id].waiting.values():
             wanted[kind_of(session)] += 1
@@ -288,7 +330,7 @@ def _make_room(
         if process.status == BLANK:
             return [Kill(process.id, "put_away")]
         if process.status == IDLE:
-            _retire(process, now)
+            retire(process, now)
             process.seen_stop = True
             return [Send(process.id, Stop("done"))]
     return []

@@ -2,19 +2,20 @@
 
 `fold(run, event, library)` first checks that the event is legal where the run is (and raises
 IllegalEventError, leaving the run as it was), then applies it. It reads no clock and does no I/O.
-The handlers for steps are here; `scope_flow` holds how scopes and loops move on, `fold_sessions`
-the handlers for sessions, calls and processes.
+The handlers for runs and steps are here, those for groups, sub-runs and sessions in `fold_groups`,
+`fold_sub_runs` and `fold_sessions`; `scope_flow` holds how scopes and loops move on.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from planaria.protocol.errors import ALWAYS_FAIL_RUN, NEVER_RETRIED
+from planaria.protocol.effects import strip_attempts
+from planaria.protocol.errors import NEVER_FIXED, NEVER_RETRIED, shorten
 from planaria.protocol.events import Event, check_payload
 from planaria.protocol.payloads import read_field
 
-from .context import evaluate
-from .fold_sessions import SESSION_HANDLERS
+from .context import unwrap_value
+from .fold_groups import GROUP_HANDLERS, completed_branches
+from .fold_openings import OPENING_HANDLERS
+from .fold_sessions import SESSION_HANDLERS, Handler
+from .fold_sub_runs import SUB_RUN_HANDLERS
 from .illegal import refuse_unless
 from .run_state import (
     BACKOFF,
@@ -24,7 +25,7 @@ from .run_state import (
     READY,
     RUNNING,
     SKIPPED,
-    GroupState,
+    Error,
     Library,
     RunState,
     StepState,
@@ -33,18 +34,18 @@ from .run_state import (
 )
 from .scope_flow import (
     check_end,
-    check_group_end,
     fail_scope,
     halt,
-    halt_group,
     open_scope,
-    rank_failure,
     rerun,
-    sessions_below,
     settle,
 )
 
-Handler = Callable[[RunState, Event, Library], None]
+_AFTER_END = frozenset({"RunReopened", "OuterLoopCycleCompleted"})
+# What the running attempt of a step may owe.
+_ENDS = (
+    "finish_step decide open_group end_group finish_group call_workflow finish_call inherit".split()
+)
 
 
 def fold(run: RunState, event: Event, library: Library) -> RunState:
@@ -56,7 +57,11 @@ def fold(run: RunState, event: Event, library: Library) -> RunState:
     """
     check_payload(event.type, event.payload)
     refuse_unless(event.sequence == run.sequence + 1, event, f"after sequence {run.sequence}")
-    refuse_unless(not run.is_ended, event, "after the run's end")
+    refuse_unless(
+        run.is_ended == (event.type in _AFTER_END),
+        event,
+        "after the run's end" if run.is_ended else "before the run's end",
+    )
     _HANDLERS[event.type](run, event, library)
     run.sequence = event.sequence
     return run
@@ -68,19 +73,36 @@ def _admit(run: RunState, event: Event, library: Library) -> None:
     run.admission = event.payload
     run.admitted_at = event.at
     run.input = read_field(event.payload, "input")
+    run.budget = event.payload.get("budget")
+    if "cycle" in event.payload or "cycleRef" in event.payload:
+        run.cycle = read_field(event.payload, "cycle")
+    definition = event.payload.get("definitionRef")
+    if definition is not None:
+        run.is_planning = True
+        run.plan = library.plan(definition["sha256"], definition)
+        run.root = open_scope(run, "", run.plan.root, None, 0)
 
 
 def _register(run: RunState, event: Event, library: Library) -> None:
-    refuse_unless(run.status == "admitted" and run.plan is None, event, "now")
+    is_drafted = run.is_planning and ("end_scope", "") in run.owed
+    refuse_unless(run.status == "admitted" and (run.plan is None or is_drafted), event, "now")
     run.plan = library.plan(event.payload["workflowVersionId"], event.payload["lockRef"])
-    run.owe("start_run")
+    run.lock_ref = event.payload["lockRef"]
+    run.is_planning = False
+    run.root = None
+    run.owed.pop(("end_scope", ""), None)
+    if run.admission.get("planOnly"):
+        run.owe("end_scope", "")
+    else:
+        run.owe("start_run")
 
 
 def _start(run: RunState, event: Event, library: Library) -> None:
-    refuse_unless(run.status == "admitted" and run.plan is not None, event, "now")
+    refuse_unless(run.status == "admitted" and ("start_run",) in run.owed, event, "now")
     assert run.plan is not None
-    run.owed.pop(("start_run",), None)
+    del run.owed[("start_run",)]
     run.status = "running"
+    run.is_started = True
     run.deadline = event.payload.get("deadline")
     run.root = open_scope(run, "", run.plan.root, None, 0)
 
@@ -102,11 +124,13 @@ def _start_attempt(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(legal, event, f"for {path!r} attempt {attempt}")
     assert step is not None
     run.owed.pop(("start", path), None)
+    run.owed.pop(("fix", path), None)
     run.backoffs.pop(path, None)
     if step.status == READY:
         step.scope.running += 1
     step.status = RUNNING
     step.attempt = attempt
+    step.fix_attempt = payload.get("fixAttempt", 0)
     step.attempt_started_at = event.at
     step.due_at = None
     step.context = tuple(
@@ -117,10 +141,17 @@ def _start_attempt(run: RunState, event: Event, library: Library) -> None:
     )
     if step.plan.timeout_ms is not None:
         run.timed[path] = step
-    if "sessionId" in payload:
+    if run.inherited is not None and not step.kept:
+        kept = run.inherited.branches.get(strip_attempts(path), {})
+        step.kept = {key: ("completed", unwrap_value(value)) for key, value in kept.items()}
+    if payload.get("isInherited"):
+        run.owe("inherit", path)
+    elif "sessionId" in payload:
         run.owe("open_session", path, detail=payload["sessionId"])
     elif step.plan.kind == "parallel":
         run.owe("open_group", path)
+    elif step.plan.kind == "workflow.call":
+        run.owe("call_workflow", path)
     else:
         run.owe("decide", path)
 
@@ -132,9 +163,10 @@ def _complete_step(run: RunState, event: Event, library: Library) -> None:
     run.groups.pop(path, None)
     step.group = None
     step.status = COMPLETED
-    step.attempt = 0
+    step.attempt = step.attempts_before = step.fix_attempt = 0
     step.error = None
     step.kept = {}
+    step.fixes = []
     chosen = event.payload.get("chosen")
     if step.plan.kind == "decision":
         step.chosen = chosen
@@ -152,30 +184,59 @@ def _complete_step(run: RunState, event: Event, library: Library) -> None:
 
 def _fail_step(run: RunState, event: Event, library: Library) -> None:
     path = event.payload["stepPath"]
+    failed = run.steps[path].session if path in run.steps else None
     step = _close_attempt(run, event, keep_running=True)
     error = event.payload["error"]
-    step.error = error
+    if step.fix_attempt:
+        _, _, metadata = (failed and failed.finish) or ("", None, {})
+        step.fixes.append({"source": metadata.get("fixedSource"), "error": error})
+    else:
+        step.error = error
     step.failed_at = event.at
-    may_retry = (
-        error["retriable"]
-        and error["causeCode"] not in NEVER_RETRIED
-        and step.attempt < step.plan.retry.attempts_max
-        and not step.scope.is_halted
-    )
-    if may_retry:
+    run.groups.pop(path, None)
+    if step.group is not None:
+        step.kept = completed_branches(step.group)
+        step.group = None  # or the halt below would owe the end of a group that has ended
+    if _may_retry(step, error):
         step.status = BACKOFF
-        if step.group is not None:
-            step.kept = _completed_branches(step.group)
-            run.groups.pop(path, None)
-            step.group = None
         run.owe("plan_retry", path)
+        return
+    if _may_fix(step, error):
+        step.status = BACKOFF
+        run.owe("fix", path)
         return
     step.status = FAILED
     step.scope.running -= 1
     run.steps.pop(path)
-    run.groups.pop(path, None)
-    step.group = None  # or the halt below would owe the end of a group that has ended
-    fail_scope(run, step, error, path)
+    fail_scope(run, step, _final_error(step, error), path)
+
+
+def _may_retry(step: StepState, error: Error) -> bool:
+    return (
+        error["retriable"]
+        and error["causeCode"] not in NEVER_RETRIED
+        and step.attempt - step.attempts_before < step.plan.retry.attempts_max
+        and not step.fix_attempt
+        and not step.scope.is_halted
+    )
+
+
+def _may_fix(step: StepState, error: Error) -> bool:
+    fixer = step.plan.fixer
+    return (
+        fixer is not None
+        and error["causeCode"] not in NEVER_FIXED
+        and step.fix_attempt < fixer["maxAttempts"]
+        and not step.scope.is_halted
+    )
+
+
+def _final_error(step: StepState, error: Error) -> Error:
+    """Returns why a step failed: after fixes in vain, its own failure, and the last fix's."""
+    if not step.fix_attempt or step.error is None or error["causeCode"] in NEVER_FIXED:
+        return error
+    text = f"{step.error['message']} ({step.fix_attempt} fix(es) failed, the last one with: "
+    return {**step.error, "message": shorten(f"{text}{error['message']})")}
 
 
 def _close_attempt(run: RunState, event: Event, *, keep_running: bool = False) -> StepState:
@@ -190,19 +251,12 @@ def _close_attempt(run: RunState, event: Event, *, keep_running: bool = False) -
     refuse_unless(not open_session, event, f"while a session of {path!r} is open")
     if not keep_running:
         step.scope.running -= 1
-    step.session = None
+    refuse_unless(step.sub_run_id not in run.sub_runs, event, "while its sub-run is open")
+    step.session = step.sub_run_id = None
     run.timed.pop(path, None)
-    for what in ("finish_step", "decide", "open_group", "end_group", "finish_group"):
+    for what in _ENDS:
         run.owed.pop((what, path), None)
     return step
-
-
-def _completed_branches(group: GroupState) -> dict[str, tuple[str, Any]]:
-    return {
-        group.keys[index]: result
-        for index, result in group.results.items()
-        if result[0] == "completed"
-    }
 
 
 def _schedule_retry(run: RunState, event: Event, library: Library) -> None:
@@ -216,110 +270,6 @@ def _schedule_retry(run: RunState, event: Event, library: Library) -> None:
 
 def _note(run: RunState, event: Event, library: Library) -> None:
     """Records that change nothing: they are for people."""
-
-
-def _start_group(run: RunState, event: Event, library: Library) -> None:
-    path = event.payload["stepPath"]
-    refuse_unless(("open_group", path) in run.owed, event, f"for {path!r}")
-    del run.owed[("open_group", path)]
-    step = run.steps[path]
-    keys = list(event.payload["itemKeys"])
-    group = GroupState(step, keys, evaluate_items(run, step, library))
-    kept = step.kept
-    group.results = {i: kept[key] for i, key in enumerate(keys) if key in kept}
-    step.group = group
-    run.groups[path] = group
-    _move_group(run, group)
-
-
-def evaluate_items(run: RunState, step: StepState, library: Library) -> list[Any]:
-    """Returns the items of a `parallel` step as its expressions give them at its attempt's start.
-
-    Raises:
-        ExpressionError: the expression can't be evaluated, or gives no list.
-    """
-    assert step.plan.items is not None
-    return list(evaluate(run, step, step.plan.items, library))
-
-
-def _move_group(run: RunState, group: GroupState) -> None:
-    """Notes that the group owes a branch, or its end."""
-    path = group.step.path
-    while group.next_index < len(group.keys) and group.next_index in group.results:
-        group.next_index += 1
-    stopped = group.is_halted or (group.failure is not None and group.step.plan.fail_fast)
-    has_more = group.next_index < len(group.keys) and not stopped
-    if has_more and len(group.live) < group.step.plan.concurrency_max:
-        run.owe("branch", path)
-    elif stopped:
-        run.owed.pop(("branch", path), None)  # owed before this branch's failure
-    check_group_end(run, group)
-
-
-def _start_branch(run: RunState, event: Event, library: Library) -> None:
-    path, index = event.payload["stepPath"], event.payload["branchIndex"]
-    group = run.groups.get(path)
-    legal = group is not None and ("branch", path) in run.owed and index == group.next_index
-    refuse_unless(legal, event, f"for {path!r} branch {index}")
-    assert group is not None and group.step.plan.branch is not None
-    del run.owed[("branch", path)]
-    group.next_index += 1
-    branch = open_scope(run, event.payload["branchPath"], group.step.plan.branch, group, index)
-    group.live[index] = branch
-    run.branches[branch.path] = branch
-    _move_group(run, group)
-
-
-def _end_branch(run: RunState, event: Event, library: Library) -> None:
-    path = event.payload["branchPath"]
-    branch = run.branches.get(path)
-    refuse_unless(branch is not None and ("end_scope", path) in run.owed, event, f"for {path!r}")
-    assert branch is not None and branch.group is not None
-    del run.owed[("end_scope", path)]
-    del run.branches[path]
-    group = branch.group
-    del group.live[branch.branch_index]
-    if event.type == "ParallelBranchCompleted":
-        group.results[branch.branch_index] = ("completed", read_field(event.payload, "output"))
-    else:
-        error = event.payload["error"]
-        group.results[branch.branch_index] = ("failed", error)
-        _note_branch_failure(run, group, error, branch.branch_index)
-    _move_group(run, group)
-
-
-def _note_branch_failure(
-    run: RunState, group: GroupState, error: dict[str, Any], branch_index: int
-) -> None:
-    is_fatal = error["causeCode"] in ALWAYS_FAIL_RUN
-    rank = rank_failure(error, branch_index)
-    is_first = group.failure is None or rank < group.failure_rank
-    if is_first and (is_fatal or group.step.plan.fail_fast):
-        group.failure, group.failure_rank = error, rank
-    if is_fatal:
-        halt_group(run, group)
-
-
-def _end_group(run: RunState, event: Event, library: Library) -> None:
-    path = event.payload["stepPath"]
-    refuse_unless(("end_group", path) in run.owed, event, f"for {path!r}")
-    del run.owed[("end_group", path)]
-    run.owe("finish_group", path)
-
-
-def _time_out_group(run: RunState, event: Event, library: Library) -> None:
-    path = event.payload["stepPath"]
-    group = run.groups.get(path)
-    refuse_unless(group is not None, event, f"for {path!r}")
-    assert group is not None
-    run.timed.pop(path, None)
-    text = f"parallel {group.step.plan.id!r} ran longer than {group.step.plan.timeout_ms} ms"
-    error = {"name": "StepTimeout", "message": text, "causeCode": "step_timeout"}
-    group.failure, group.failure_rank = {**error, "retriable": True}, DECIDED
-    for session in sessions_below(group):
-        run.waiting.pop(session.id, None)
-        run.owe("close_session", session.id, detail={**group.failure, "retriable": False})
-    halt_group(run, group)
 
 
 def _request_cancellation(run: RunState, event: Event, library: Library) -> None:
@@ -348,6 +298,7 @@ def _request_cancellation(run: RunState, event: Event, library: Library) -> None
 def _end_run(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(("end_scope", "") in run.owed, event, "while something of the run is open")
     refuse_unless(not run.sessions, event, "while a session is open")
+    refuse_unless(not run.awaits_sub_runs, event, "while a sub-run is open")
     run.owed.clear()
     run.ended_at = event.at
     if event.type == "RunCompleted":
@@ -367,6 +318,12 @@ def _interrupt(run: RunState, event: Event, library: Library) -> None:
     run.owed.pop(("interrupt",), None)
 
 
+def _complete_cycle(run: RunState, event: Event, library: Library) -> None:
+    legal = run.cycle_completed is None and "outerLoopId" in run.admission
+    refuse_unless(legal, event, "for this run")
+    run.cycle_completed = event.payload
+
+
 _HANDLERS: dict[str, Handler] = {
     "RunAdmitted": _admit,
     "WorkflowVersionRegistered": _register,
@@ -377,20 +334,19 @@ _HANDLERS: dict[str, Handler] = {
     "StepRepairAttempted": _note,
     "StepCompleted": _complete_step,
     "StepFailed": _fail_step,
-    "ParallelGroupStarted": _start_group,
-    "ParallelBranchScheduled": _start_branch,
-    "ParallelBranchCompleted": _end_branch,
-    "ParallelBranchFailed": _end_branch,
-    "ParallelGroupCompleted": _end_group,
-    "ParallelGroupFailed": _end_group,
-    "ParallelGroupTimedOut": _time_out_group,
     "CancellationRequested": _request_cancellation,
     "RunInterrupted": _interrupt,
     "RunCompleted": _end_run,
     "RunFailed": _end_run,
     "RunCancelled": _end_run,
+    "OuterLoopCycleCompleted": _complete_cycle,
+    "OuterLoopStarted": _note,
     "SupervisorStarted": _note,
     "SupervisorStopped": _note,
     "RunRecorded": _note,
+    "RunPruned": _note,
+    **OPENING_HANDLERS,
+    **GROUP_HANDLERS,
+    **SUB_RUN_HANDLERS,
     **SESSION_HANDLERS,
 }

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from planaria.protocol.effects import strip_attempts
-from planaria.protocol.events import Event
+from planaria.protocol.effects import SUB_RUN_TOOLS, strip_attempts
+from planaria.protocol.events import TASKS, Event
+from planaria.protocol.ids import sub_run_id
 from planaria.protocol.payloads import read_field
+from planaria.protocol.usage import add_counts
 
 from .illegal import refuse_unless
 from .restart import is_over_intensity, restart_not_before
-from .run_state import FAIL_CLOSED, RUNNING, CallState, Library, RunState, SessionState
+from .run_state import RUNNING, CallState, Library, RunState, SessionState
 
 # Ends of a process that say nothing against its session.
 UNCOUNTED = frozenset({"supervisor_lost", "put_away"})
@@ -46,6 +48,8 @@ def _start_session(run: RunState, event: Event, library: Library) -> None:
     session = SessionState(
         id=event.session_id,
         step=step,
+        role=payload["role"],
+        task=payload["task"],
         attempt=payload["attempt"],
         started_at=event.at,
         manifest_hash=payload["manifestHash"],
@@ -82,14 +86,15 @@ def _end_process(run: RunState, event: Event, library: Library) -> None:
         return
     if session.finish is not None or session.is_held:
         return
-    once = [c.call_id for c in session.open_calls.values() if c.effect in FAIL_CLOSED]
+    once = [c.call_id for c in session.open_calls.values() if c.fails_closed]
     if once:
         run.owe("hold_session", session.id, detail=event.sequence)
     elif is_over_intensity(session.crashes, event.epoch, event.mono):
         run.owe("close_session", session.id, detail=_crash_error(session, event.payload))
     else:
         session.not_before = restart_not_before(session.crashes, event.epoch, event.mono)
-        run.waiting[session.id] = session
+        if not session.awaits_sub_runs:
+            run.waiting[session.id] = session
 
 
 def _crash_error(session: SessionState, exit_facts: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def _crash_error(session: SessionState, exit_facts: dict[str, Any]) -> dict[str,
     return {
         "name": "ProcessCrashed",
         "message": f"the process of this step ended {len(session.crashes)} times without a "
-        f"result (last: {how}); see 'planaria logs'",
+        f"result (last: {how})",
         "causeCode": "process_crashed",
         "retriable": True,
     }
@@ -113,7 +118,7 @@ def _open_call(run: RunState, event: Event, library: Library) -> None:
     session = _session(run, event)
     refuse_unless(call_id not in session.open_calls, event, f"twice for call {call_id!r}")
     _count(session, event)
-    session.open_calls[call_id] = CallState(
+    call = session.open_calls[call_id] = CallState(
         call_id=call_id,
         kind=kind,
         effect=payload.get("effect", "read"),
@@ -121,6 +126,10 @@ def _open_call(run: RunState, event: Event, library: Library) -> None:
         idempotency_key=payload.get("idempotencyKey", ""),
         started_at=event.at,
     )
+    if session.role == "orchestrator" and call.tool_name in SUB_RUN_TOOLS:
+        call.sub_run_id = sub_run_id(run.run_id, call_id)
+        call.args = read_field(payload, "args")
+        run.owe("request_sub_run", session.id, call_id)
 
 
 def _close_call(run: RunState, event: Event, library: Library) -> None:
@@ -131,10 +140,14 @@ def _close_call(run: RunState, event: Event, library: Library) -> None:
     assert call is not None
     _count(session, event)
     del session.open_calls[call_id]
-    if event.type == "harness.model.responded":
-        for counted in (session.usage, run.usage):
-            for name, count in event.payload["usage"].items():
-                counted[name] = counted.get(name, 0) + count
+    for what in ("request_sub_run", "answer_call"):
+        run.owed.pop((what, session.id, call_id), None)
+    if call.sub_run_id is not None:
+        if not session.is_live and not session.open_calls and run.cancellation is None:
+            run.waiting[session.id] = session
+    elif event.type == "harness.model.responded":
+        for counted in (session.usage, session.step.usage, run.usage):
+            add_counts(counted, event.payload["model"], event.payload["usage"])
     elif event.type == "harness.tool_call.succeeded" and call.effect != "read":
         path = strip_attempts(session.step.path)
         result = read_field(event.payload, "result")
@@ -149,11 +162,13 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
     _count(session, event)
     del session.open_calls[call.call_id]
     session.unknown_calls.append(call)
-    if call.effect not in FAIL_CLOSED or run.cancellation is not None:
+    if call.fails_closed:
+        run.unknown_effects[call.call_id] = call
+    if not call.fails_closed or run.cancellation is not None:
         return
     run.waiting.pop(session.id, None)
     run.timed.pop(session.step.path, None)
-    if not any(c.effect in FAIL_CLOSED for c in session.open_calls.values()):
+    if not any(c.fails_closed for c in session.open_calls.values()):
         run.owed.pop(("hold_session", session.id), None)
         run.owed.pop(("settle_session", session.id), None)
         run.owe("interrupt")
@@ -164,15 +179,39 @@ def _report(run: RunState, event: Event, library: Library) -> None:
     _count(_session(run, event), event)
 
 
+def _repeat_call(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    call = session.open_calls.get(event.payload["callId"])
+    legal = call is not None and call.kind == "model"
+    refuse_unless(legal, event, f"for call {event.payload['callId']!r}, which isn't open")
+    _count(session, event)
+
+
+def _reserve(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    reserved = (payload[name] for name in ("callId", "calls", "tokens", "costUsd"))
+    run.spent.reserve(*reserved)
+
+
+def _settle_budget(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    run.spent.settle(payload["callId"], payload["tokens"], payload["costUsd"])
+
+
+def _exhaust_budget(run: RunState, event: Event, library: Library) -> None:
+    session = _session(run, event)
+    run.owe("close_session", session.id, detail=event.payload["error"])
+
+
 def _report_end(run: RunState, event: Event, library: Library) -> None:
     session = _session(run, event)
     refuse_unless(session.finish is None, event, f"twice for {session.id!r}")
     _count(session, event)
-    if event.type == "harness.execute_step.succeeded":
-        value = read_field(event.payload, "output")
-        session.finish = ("succeeded", value, event.payload.get("metadata") or {})
+    metadata = event.payload.get("metadata") or {}
+    if event.type.endswith(".succeeded"):
+        session.finish = ("succeeded", read_field(event.payload, "output"), metadata)
     else:
-        session.finish = ("failed", event.payload["error"], {})
+        session.finish = ("failed", event.payload["error"], metadata)
     run.owe("settle_session", session.id)
 
 
@@ -200,13 +239,18 @@ SESSION_HANDLERS: dict[str, Handler] = {
     "harness.tool_call.succeeded": _close_call,
     "harness.tool_call.failed": _close_call,
     "harness.tool_call.unknown": _mark_unknown,
+    "harness.model.repeated": _repeat_call,
+    "BudgetReserved": _reserve,
+    "BudgetSettled": _settle_budget,
+    "BudgetExhausted": _exhaust_budget,
     "harness.operation.started": _open_call,
     "harness.operation.succeeded": _close_call,
     "harness.operation.failed": _close_call,
     "harness.warning": _report,
     "StepRepairAttempted": _report,
-    "harness.execute_step.succeeded": _report_end,
-    "harness.execute_step.failed": _report_end,
+    "harness.memory.written": _report,
+    **{f"harness.{task}.succeeded": _report_end for task in TASKS.values()},
+    **{f"harness.{task}.failed": _report_end for task in TASKS.values()},
     "ProcessStarted": _start_process,
     "ProcessExited": _end_process,
 }

@@ -11,15 +11,28 @@ from typing import Any
 
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.events import Draft, Event
-from planaria.protocol.messages import Stop
+from planaria.protocol.limits import MAX_RESTARTS
+from planaria.protocol.messages import Settled, Stop
 from planaria.protocol.payloads import Ref, split_payload
 
 from .advance import advance
 from .decide import decide
-from .fleet import ask_to_stop, assign, bind, make_delivery, release, tend
+from .fleet import (
+    ask_to_stop,
+    assign,
+    assign_errands,
+    bind,
+    make_delivery,
+    release,
+    retire,
+    tend,
+)
 from .fold import fold
 from .kernel_messages import (
     Action,
+    DriveLoop,
+    ErrandEnded,
+    Feed,
     KernelMessage,
     Kill,
     LaunchFailed,
@@ -28,11 +41,15 @@ from .kernel_messages import (
     ProcessSeen,
     Send,
     SessionReported,
+    StopLoop,
     StopSystem,
     Tick,
 )
+from .outer_loop import STOPPED, SUPERVISING, fold_loop_event
+from .owed_sub_runs import PARENT_STOPPED, cancel_sub_runs, find_sub_runs, settle_in_parent
 from .run_state import Library, Now, RunState
-from .system_state import BLANK, DYING, LAUNCHING, SystemState
+from .scope_flow import sub_runs_below
+from .system_state import BLANK, BOUND, DYING, LAUNCHING, Errand, SystemState
 from .timers import stop_actions
 
 FOLLOW_UPS_MAX = 1_000_000  # a bug that owes for ever ends here
@@ -46,6 +63,8 @@ class Turn:
     events: list[Event] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+    files: list[tuple[str, bytes]] = field(default_factory=list)  # manifests, before the events
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # of the system's run
 
 
 class Kernel:
@@ -54,6 +73,7 @@ class Kernel:
     def __init__(self, system: SystemState, library: Library) -> None:
         self.system = system
         self._library = library
+        self._touched: dict[str, None] = {}  # runs with new events that aren't followed up yet
 
     def handle(self, message: KernelMessage, now: Now) -> Turn:
         """Decides, folds and follows up one message."""
@@ -66,15 +86,23 @@ class Kernel:
         for action in decision.actions:
             self._note_action(action, now)
         turn.actions.extend(decision.actions)
+        turn.files.extend(decision.files)
+        turn.notes.extend(decision.notes)
+        self.system.loops.update({loop.id: loop for loop in decision.loops})
+        self._take_errands(message, decision.errands, now)
         self._record(decision.drafts, turn, now)
         self._forget_process(message)
-        self._follow_up({draft.run_id: None for draft in decision.drafts}, turn, now)
+        self._follow_up(turn, now)
         return turn
 
-    def recover(self, run: RunState, now: Now) -> Turn:
-        """Takes a run folded from the log: ends what an earlier supervisor left, and goes on."""
-        turn = Turn()
+    def load(self, run: RunState) -> None:
+        """Takes an open run, folded from the log; all are there before the first is recovered."""
         self.system.runs[run.run_id] = run
+
+    def recover(self, run_id: str, now: Now) -> Turn:
+        """Ends what an earlier supervisor left of a run, and lets it go on."""
+        turn = Turn()
+        run = self.system.runs[run_id]
         drafts = [
             Draft(
                 run.run_id,
@@ -90,8 +118,10 @@ class Kernel:
             if session.is_live
         ]
         self._record(drafts, turn, now)
+        self._record(find_sub_runs(self.system, run, self._library), turn, now)
         self._set_timers(run)
-        self._follow_up({run.run_id: None}, turn, now)
+        self._touched[run.run_id] = None
+        self._follow_up(turn, now)
         return turn
 
     def can_read(self, ref: dict[str, Any]) -> bool:
@@ -104,9 +134,11 @@ class Kernel:
 
     def _record(self, drafts: list[Draft], turn: Turn, now: Now) -> None:
         for draft in drafts:
+            self._touched[draft.run_id] = None
             run = self.system.runs.get(draft.run_id)
             if run is None:
                 run = self.system.runs[draft.run_id] = RunState(draft.run_id)
+            turn.blobs.extend(draft.blobs)
             payload, blobs = split_payload(draft.payload)
             for blob in blobs:
                 self._library.keep(blob)  # a follow-up may read it before the shell has stored it
@@ -123,6 +155,7 @@ class Kernel:
                 payload=payload,
             )
             fold(run, event, self._library)
+            fold_loop_event(self.system.loops, run, event)
             turn.events.append(event)
             self._react(run, event, turn, now)
 
@@ -136,6 +169,10 @@ class Kernel:
                 process = self.system.processes.get(process_id or "")
                 reported = process.reported if process else 0
                 release(self.system, event.session_id, reported, failed, now)
+                left = [s for s in run.sub_runs.values() if s.session_id == event.session_id]
+                self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
+            case "harness.tool_call.succeeded" if event.incarnation is None:
+                self._tell_session(event, turn)
             case "StepRetryScheduled":
                 self.system.set_timer(event.payload["dueAt"], run.run_id)
             case "StepAttemptStarted":
@@ -151,6 +188,11 @@ class Kernel:
                     turn.actions.append(action)
                     assert isinstance(action, Send)
                     ask_to_stop(self.system.processes[action.process_id], now)
+                left = list(run.sub_runs.values())
+                self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
+            case "ParallelGroupTimedOut":
+                left = sub_runs_below(run, run.groups[event.payload["stepPath"]])
+                self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
             case "ProcessExited":
                 self.system.bound.pop(event.session_id or "", None)
                 session = run.waiting.get(event.session_id or "")
@@ -158,13 +200,41 @@ class Kernel:
                     self.system.set_delay(session.not_before[1])
             case "RunCompleted" | "RunFailed" | "RunCancelled":
                 self.system.ended.append(run.run_id)
+                if run.admission.get("outerLoopId") in self.system.loops:
+                    turn.actions.append(Feed(DriveLoop(run.admission["outerLoopId"])))
+                self._record(settle_in_parent(self.system, run, self._library), turn, now)
+            case "OuterLoopCycleCompleted":
+                self.system.ended.append(run.run_id)
             case _:
                 pass
 
-    def _follow_up(self, touched: dict[str, None], turn: Turn, now: Now) -> None:
-        for run_id in touched:
+    def _take_errands(self, message: KernelMessage, errands: list[Errand], now: Now) -> None:
+        """Notes errands to be done, and frees the process of one that is done."""
+        for errand in errands:
+            if self.system.errands.setdefault(errand.id, errand) is errand:
+                self.system.loops[errand.loop_id].phase = SUPERVISING
+        if isinstance(message, ErrandEnded):
+            ended = self.system.errands.get(message.errand_id)
+            if ended is not None and ended.process_id == message.process_id:
+                del self.system.errands[message.errand_id]
+                retire(self.system.processes[message.process_id], now)
+
+    def _tell_session(self, event: Event, turn: Turn) -> None:
+        """Tells a living session the outcome of a call that it waits for."""
+        assert event.session_id is not None
+        process_id = self.system.bound.get(event.session_id)
+        process = self.system.processes.get(process_id or "")
+        if process is not None and process.status == BOUND:
+            told = Settled(event.session_id, process.incarnation, event.type, event.payload)
+            turn.actions.append(Send(process.id, told))
+
+    def _follow_up(self, turn: Turn, now: Now) -> None:
+        while self._touched:
+            run_id = next(iter(self._touched))
+            del self._touched[run_id]
             self._advance(self.system.runs[run_id], turn, now)
         self._run_fleet(turn, now)
+        self._touched.clear()
 
     def _advance(self, run: RunState, turn: Turn, now: Now) -> None:
         for _ in range(FOLLOW_UPS_MAX):
@@ -180,6 +250,7 @@ class Kernel:
             self.system.queue.pop(run.run_id, None)
 
     def _run_fleet(self, turn: Turn, now: Now) -> None:
+        turn.actions.extend(assign_errands(self.system))
         drafts, bindings = assign(self.system, now)
         self._record(drafts, turn, now)
         for process_id, run_id, session_id in bindings:
@@ -203,6 +274,9 @@ class Kernel:
                 process.status = DYING
                 process.kill_reason = action.reason
                 process.kill_at = None
+        elif isinstance(action, StopLoop):
+            loop = self.system.loops[action.loop_id]
+            loop.phase, loop.error = STOPPED, action.error
         elif isinstance(action, Send) and isinstance(action.message, Stop):
             process = self.system.processes.get(action.process_id)
             if process is not None and action.message.reason == "shutdown":
@@ -224,7 +298,9 @@ class Kernel:
                     process.status = BLANK
                     process.pid, process.start_time = message.pid, message.start_time
                 process.seen_at = now.mono
-            case SessionReported() | ProcessSeen():
+            case SessionReported():
+                process.seen_at = process.reported_at = now.mono
+            case ProcessSeen():
                 process.seen_at = now.mono
             case LaunchFailed():
                 pause = LAUNCH_PAUSE_US * 2 ** min(self.system.launch_failures, 6)
@@ -239,6 +315,12 @@ class Kernel:
     def _forget_process(self, message: KernelMessage) -> None:
         if isinstance(message, ProcessEnded | LaunchFailed):
             process = self.system.processes.pop(message.process_id, None)
+            errand = self.system.errands.get((process and process.errand_id) or "")
+            if errand is not None and errand.process_id == message.process_id:
+                errand.process_id = None
+                errand.deaths += 1
+                if errand.deaths > MAX_RESTARTS:
+                    del self.system.errands[errand.id]
             if process is not None and process.session_id is not None:
                 if self.system.bound.get(process.session_id) == process.id:
                     del self.system.bound[process.session_id]

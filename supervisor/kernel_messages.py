@@ -24,6 +24,36 @@ class AdmitRun:
     trigger: str = "client"
     deadline_ms: int | None = None
     labels: dict[str, str] | None = None
+    budget: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRun:
+    """A client asks for another attempt of a run that has failed or was cancelled.
+
+    `source` is there if it asks for the code as it is today.
+    """
+
+    client: Any
+    run_id: str
+    by: str
+    reason: str
+    source: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRun:
+    """A client asks for a run that takes over what another has committed; `admission` is its own.
+
+    `inherited_ref` names the blob of what it takes over, see `inheritance`.
+    """
+
+    admission: AdmitRun
+    from_run_id: str
+    at_sequence: int
+    by: str
+    changes: dict[str, Any]
+    inherited_ref: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +132,41 @@ class StopSystem:
     """The supervisor is asked to end: no session starts any more, the running ones are put away."""
 
 
+@dataclass(frozen=True, slots=True)
+class StartLoop:
+    """A client asks for an outer loop; `admission` is what its cycles' runs are admitted with."""
+
+    admission: AdmitRun
+    loop_id: str
+    cycles_max: int
+    goal: dict[str, Any]
+    supervise: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DriveLoop:
+    """An outer loop is to take its next step, from wherever it is."""
+
+    loop_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrandEnded:
+    """A child has done its errand: what came of it, or the error that it raised."""
+
+    process_id: str
+    errand_id: str
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
 KernelMessage = (
     AdmitRun
+    | StartLoop
+    | DriveLoop
+    | ErrandEnded
+    | RetryRun
+    | ForkRun
     | CancelRun
     | ProcessReady
     | SessionReported
@@ -160,4 +223,33 @@ class Answer:
     error: PlanariaError | None = None
 
 
-Action = Send | SendHistory | Launch | Kill | Answer
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """Write an outer loop's manifest as its events have it now."""
+
+    loop_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopLoop:
+    """An outer loop can't go on by itself; `error` says why."""
+
+    loop_id: str
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TellLoop:
+    """Answer those who wait for an outer loop that has ended."""
+
+    loop_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Give the kernel a message, after everything before it is done."""
+
+    message: DriveLoop
+
+
+Action = Send | SendHistory | Launch | Kill | Answer | WriteManifest | StopLoop | TellLoop | Feed

@@ -17,16 +17,13 @@ from typing import Any
 from planaria.protocol.blobs import check_blob_ref
 from planaria.protocol.errors import (
     EXIT_COMMIT_IO,
-    CommitUnknownError,
-    DataDirectoryError,
     ProtocolError,
 )
-from planaria.protocol.events import RUN_TERMINAL, Event
-from planaria.protocol.ids import SYSTEM_RUN_ID
 from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import (
     Append,
     Deliver,
+    ErrandDone,
     Heartbeat,
     Hello,
     HistoryPage,
@@ -40,12 +37,16 @@ from planaria.protocol.messages import (
 from .children import Children, Exited, Launched
 from .children import LaunchFailed as NoProcess
 from .clock import read_clock
+from .commits import Commits
 from .desk import Desk
 from .faults import Faults
 from .kernel import Kernel, Turn
 from .kernel_messages import (
     Action,
     Answer,
+    DriveLoop,
+    ErrandEnded,
+    Feed,
     HistoryAsked,
     KernelMessage,
     Kill,
@@ -54,17 +55,22 @@ from .kernel_messages import (
     Send,
     SendHistory,
     SessionReported,
+    StopLoop,
     StopSystem,
+    TellLoop,
     Tick,
+    WriteManifest,
 )
 from .links import Links
+from .loop_files import LoopFiles
 from .outfit import Outfit
 from .run_state import Now
 from .sockets import POLLIN, Poller, Received, Sockets
-from .storage import Storage, stop_the_world
+from .storage import Storage
 from .system_state import BOUND
 from .timers import next_due
 
+_READ_BY_KERNEL = frozenset({"outputRef", "argsRef"})
 POLL_MAX_MS = 1_000
 FIRST_CLIENT_MS = 60_000  # twice what clients wait for a start (START_SECONDS of discovery.py)
 
@@ -81,6 +87,7 @@ class Loop:
         sockets: Sockets,
         children: Children,
         desk: Desk,
+        loops: LoopFiles,
         outfit: Outfit,
         faults: Faults,
         *,
@@ -91,6 +98,7 @@ class Loop:
         self._sockets = sockets
         self._children = children
         self._desk = desk
+        self._loops = loops
         self._outfit = outfit
         self._faults = faults
         self._is_ephemeral = is_ephemeral
@@ -98,8 +106,9 @@ class Loop:
         self._attach_deadline = read_clock().mono + FIRST_CLIENT_MS * 1_000
         self._links = Links(sockets, storage.blobs)
         self._signals_seen = 0
+        self._fed: list[KernelMessage] = [DriveLoop(loop_id) for loop_id in loops.load_open()]
         self._stop_deadline: int | None = None
-        self._system_sequence = storage.log.last_sequence(SYSTEM_RUN_ID)
+        self._commits = Commits(kernel.system, storage, loops, desk, faults)
         self._poller = Poller()
         self._wake_read, self._wake_write = socket.socketpair()
 
@@ -121,7 +130,7 @@ class Loop:
 
     def recover(self, turns: list[Turn]) -> None:
         """Commits and does what the open runs owed at the start."""
-        self._commit(turns)
+        self._commits.commit(turns)
         with contextlib.suppress(OSError):
             for run_id, run in self._kernel.system.runs.items():
                 if not run.is_ended:
@@ -130,7 +139,7 @@ class Loop:
 
     def record(self, event_type: str, payload: dict[str, Any]) -> None:
         """Commits an event of the supervisor itself."""
-        self._append([self._make_system_event(event_type, payload)])
+        self._commits.record(event_type, payload)
 
     def _round(self, ready: dict[Any, int]) -> None:
         if self._wake_read.fileno() in ready:
@@ -146,17 +155,21 @@ class Loop:
         due = next_due(self._kernel.system, now)
         if due == 0:
             messages.append(Tick())
+        messages.extend(self._fed)
+        self._fed.clear()
         turns = [self._kernel.handle(message, now) for message in messages]
         if "acknowledge_before_commit" in self._faults.bugs:
             self._act(turns)
-            self._commit(turns)
+            self._commits.commit(turns)
         else:
-            self._commit(turns)
+            self._commits.commit(turns)
             self._act(turns)
         self._desk.evict()
         self._storage.log.checkpoint_if_due(idle=not messages)
 
     def _poll_ms(self, now: Now) -> int:
+        if self._fed:
+            return 0
         waits = [POLL_MAX_MS * 1_000]
         due = next_due(self._kernel.system, now)
         if due is not None:
@@ -216,7 +229,7 @@ class Loop:
                     messages.extend(self._links.take_launched(report))
                 case Exited():
                     if report.exit_code == EXIT_COMMIT_IO:  # it couldn't store a value
-                        self._check_disk()
+                        self._commits.check_disk()
                     self._links.take_exited(report, mono)
                     self._faults.hit("S14")
                 case NoProcess():
@@ -244,6 +257,11 @@ class Loop:
             case Request():
                 asked = self._desk.take(identity, message)
                 return [asked] if asked is not None else []
+            case ErrandDone() if process_id is not None:
+                answer = (message.errandId, message.result, message.error)
+                if self._find_bad_blob(message.result or {}) is not None:
+                    answer = (message.errandId, {}, None)
+                return [ErrandEnded(process_id, *answer)]
             case Append() if process_id is not None:
                 refusal = self._check_blobs(message)
                 if refusal is not None:
@@ -269,81 +287,26 @@ class Loop:
     def _check_blobs(self, message: Append) -> str | None:
         """Says which blob of a report is missing; an event may name only what is there."""
         for item in message.events:
-            if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], dict)):
-                continue
-            for name, ref in item[1].items():
-                if name.endswith("Ref"):
-                    try:
-                        check_blob_ref(ref)
-                    except ProtocolError as error:
-                        return str(error)
-                    if not self._storage.blobs.exists(ref):
-                        return f"{name}: blob {ref['sha256']} isn't in the store"
-                    # An output is the one value that the kernel itself has to read.
-                    if name == "outputRef" and not self._kernel.can_read(ref):
-                        return f"{name}: blob {ref['sha256']} holds no value"
+            if isinstance(item, list) and len(item) == 2 and isinstance(item[1], dict):
+                problem = self._find_bad_blob(item[1])
+                if problem is not None:
+                    return problem
         return None
 
-    # -- commit ------------------------------------------------------------------------------
-
-    def _commit(self, turns: list[Turn]) -> None:
-        events: list[Event] = []
-        for turn in turns:
-            self._write_blobs(turn)
-            events.extend(turn.events)
-        if not events:
-            return
-        admitted = [e for e in events if e.type == "RunAdmitted"]
-        for event in admitted:
-            recorded = {
-                "admittedRunId": event.run_id,
-                "admissionHash": "sha256:" + self._storage.log.first_hash(event).hex(),
-            }
-            events.append(self._make_system_event("RunRecorded", recorded))
-        self._append(events)
-        self._desk.note_events(events)
-
-    def _append(self, events: list[Event]) -> None:
-        try:
-            self._storage.log.append(events)
-        except CommitUnknownError as error:
-            if "go_on_after_failed_commit" in self._faults.bugs:
-                return
-            stop_the_world(error)
-        with contextlib.suppress(OSError):  # the notes are for people; nothing is decided by them
-            for event in events:
-                if event.type == "RunStarted":
-                    self._storage.lock.write_note(event.run_id)
-                elif event.type in RUN_TERMINAL:
-                    self._storage.lock.remove_note(event.run_id)
-
-    def _write_blobs(self, turn: Turn) -> None:
-        for blob in turn.blobs:
+    def _find_bad_blob(self, payload: dict[str, Any]) -> str | None:
+        for name, ref in payload.items():
+            if not name.endswith("Ref"):
+                continue
             try:
-                self._storage.blobs.write(blob)
-            except DataDirectoryError as error:
-                stop_the_world(error)
-
-    def _check_disk(self) -> None:
-        try:
-            self._storage.blobs.check_writable()
-        except DataDirectoryError as error:
-            stop_the_world(error)
-
-    def _make_system_event(self, event_type: str, payload: dict[str, Any]) -> Event:
-        self._system_sequence += 1
-        now = read_clock()
-        return Event(
-            run_id=SYSTEM_RUN_ID,
-            sequence=self._system_sequence,
-            type=event_type,
-            at=now.at,
-            mono=now.mono,
-            epoch=self._kernel.system.epoch,
-            session_id=None,
-            incarnation=None,
-            payload=payload,
-        )
+                check_blob_ref(ref)
+            except ProtocolError as error:
+                return str(error)
+            if not self._storage.blobs.exists(ref):
+                return f"{name}: blob {ref['sha256']} isn't in the store"
+            # Outputs, and the arguments of sub-runs, are values that the kernel itself has to read.
+            if name in _READ_BY_KERNEL and not self._kernel.can_read(ref):
+                return f"{name}: blob {ref['sha256']} holds no value"
+        return None
 
     # -- out ---------------------------------------------------------------------------------
 
@@ -375,6 +338,13 @@ class Loop:
                 self._send_history(action)
             case Answer():
                 self._desk.note_answer(action)
+            case WriteManifest():
+                self._faults.hit("cycle_completed")
+                self._commits.write_manifest(action.loop_id)
+            case StopLoop() | TellLoop():
+                self._desk.note_loop(action.loop_id)
+            case Feed():
+                self._fed.append(action.message)
 
     def _send_history(self, action: SendHistory) -> None:
         rows = self._storage.log.read_session(action.run_id, action.session_id, action.after)

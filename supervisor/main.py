@@ -7,7 +7,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from .blobs import BlobStore
 from .children import Children
 from .clock import read_clock
 from .data_directory import (
+    DataDirectory,
     choose_socket_path,
     prepare_data_directory,
     remove_supervisor_json,
@@ -28,14 +29,13 @@ from .data_directory import (
 from .desk import Desk
 from .event_log import EventLog
 from .faults import Faults
-from .fold import fold
 from .kernel import Kernel, Turn
 from .library import BlobLibrary
 from .locks import DirectoryLock
 from .loop import Loop
+from .loop_files import LoopFiles
 from .outfit import Outfit
 from .process_tree import boot_id, forbid_tracing
-from .run_state import RunState
 from .sockets import Sockets
 from .storage import Storage
 from .system_state import SystemState
@@ -97,7 +97,7 @@ def _serve(
     on_ready: OnReady | None,
 ) -> int:
     directory, log = storage.directory, storage.log
-    library = BlobLibrary(storage.blobs)
+    library = BlobLibrary(storage.blobs, log)
     cores = len(os.sched_getaffinity(0))
     system = SystemState(
         epoch=log.epoch + 1,
@@ -117,16 +117,20 @@ def _serve(
         environment=outfit.base_environment(),
         socket_directory=socket_path.parent,
     )
-    facts = {
-        "supervisorId": derive_id("sv_", marker, system.epoch),
-        "pid": os.getpid(),
-        "epoch": system.epoch,
-        "version": version("planaria"),
-        "directory": str(directory.root),
-        "isEphemeral": is_ephemeral,
-    }
-    desk = Desk(kernel, log, library, storage.blobs, facts)
-    loop = Loop(kernel, storage, sockets, children, desk, outfit, faults, is_ephemeral=is_ephemeral)
+    facts = _make_facts(directory, marker, system.epoch, is_ephemeral)
+    loops = LoopFiles(directory, system, library, trace=faults.hit)
+    desk = Desk(kernel, log, library, storage.blobs, loops, facts)
+    loop = Loop(
+        kernel,
+        storage,
+        sockets,
+        children,
+        desk,
+        loops,
+        outfit,
+        faults,
+        is_ephemeral=is_ephemeral,
+    )
     outfit.remove_blank_outputs()
     loop.watch_signals()
     children.start()
@@ -152,21 +156,42 @@ def _serve(
     return EXIT_DONE
 
 
+def _make_facts(
+    directory: DataDirectory, marker: str, epoch: int, is_ephemeral: bool
+) -> dict[str, Any]:
+    return {
+        "supervisorId": derive_id("sv_", marker, epoch),
+        "pid": os.getpid(),
+        "epoch": epoch,
+        "version": version("planaria"),
+        "directory": str(directory.root),
+        "isEphemeral": is_ephemeral,
+    }
+
+
 def _recover(kernel: Kernel, storage: Storage, library: BlobLibrary) -> list[Turn]:
     """Folds every open run and lets it go on; one that can't be folded strands no other."""
     turns: list[Turn] = []
     for run_id in storage.log.open_runs():
         if run_id == SYSTEM_RUN_ID:
             continue
-        run = RunState(run_id)
-        try:
-            for _, event in storage.log.read_run(run_id):
-                fold(run, event, library)
-            turns.append(kernel.recover(run, read_clock()))
-        except PlanariaError as error:
-            kernel.system.runs.pop(run_id, None)
-            logger.error("run %s can't go on and is left untouched: %s", run_id, error)
+        with _leaving_broken(kernel, run_id):
+            run = library.run(run_id)
+            assert run is not None
+            kernel.load(run)
+    for run_id in list(kernel.system.runs):
+        with _leaving_broken(kernel, run_id):
+            turns.append(kernel.recover(run_id, read_clock()))
     return turns
+
+
+@contextlib.contextmanager
+def _leaving_broken(kernel: Kernel, run_id: str) -> Iterator[None]:
+    try:
+        yield
+    except PlanariaError as error:
+        kernel.system.runs.pop(run_id, None)
+        logger.error("run %s can't go on and is left untouched: %s", run_id, error)
 
 
 def tune_collector() -> None:

@@ -12,9 +12,7 @@ from planaria.protocol.limits import RUNS_LISTED_MAX
 from .blobs import BlobStore
 from .data_directory import DataDirectory
 from .event_reader import EventReader
-from .fold import fold
 from .library import BlobLibrary
-from .run_state import RunState
 from .views import describe_event, describe_row, describe_run
 
 
@@ -23,15 +21,22 @@ class OfflineLog:
 
     def __init__(self, reader: EventReader, blobs: BlobStore) -> None:
         self._reader = reader
-        self._library = BlobLibrary(blobs)
+        self._library = BlobLibrary(blobs, reader)
+
+    def replay_run(self, run_id: str, at: int | None) -> dict[str, Any]:
+        """Returns a run as it was at one of its events, by default its last; nothing is run."""
+        self._check_run(run_id)
+        run = self._library.run(run_id, upto=at)
+        if run is None or (at is not None and run.sequence < at):
+            raise NotFoundError(message=f"run {run_id!r} has no event {at}")
+        return {**describe_run(run, cost=self._library.cost), "atSequence": run.sequence}
 
     def show_run(self, run_id: str) -> dict[str, Any]:
         """Returns a run as a supervisor would show it, without processes: there are none."""
         self._check_run(run_id)
-        run = RunState(run_id)
-        for _, event in self._reader.read_run(run_id):
-            fold(run, event, self._library)
-        shown = describe_run(run)
+        run = self._library.run(run_id)
+        assert run is not None
+        shown = describe_run(run, cost=self._library.cost)
         if not run.is_ended and run.status != "interrupted":
             shown["waitsFor"] = (
                 f"a supervisor, and none runs: 'planaria resume {run_id}' starts one"

@@ -2,13 +2,16 @@
 
 from typing import Any
 
-from planaria.protocol.events import Draft
-from planaria.protocol.manifests import hash_manifest, make_worker_manifest
+from planaria.protocol.codec import Json
+from planaria.protocol.events import TASKS, Draft
+from planaria.protocol.manifests import hash_manifest, make_manifest
 from planaria.protocol.payloads import write_field
+from planaria.protocol.usage import copy_usage
 
 from .drafts import fail_attempt, identify_step, make_error
 from .outputs import check_output
-from .run_state import FAIL_CLOSED, Library, Now, Owed, RunState, SessionState
+from .planning import describe_draft_findings
+from .run_state import Error, Library, Now, Owed, RunState, SessionState
 
 
 def close_calls(run: RunState, session: SessionState, why: str) -> list[Draft]:
@@ -21,7 +24,7 @@ def close_calls(run: RunState, session: SessionState, why: str) -> list[Draft]:
         error = {"name": "Lost", "message": why}
         payload: dict[str, Any] = {"callId": call.call_id, "error": error}
         kind = f"harness.{call.kind}.failed"
-        if call.kind == "tool_call" and call.effect != "read":
+        if call.kind == "tool_call" and call.effect != "read" and call.sub_run_id is None:
             kind = "harness.tool_call.unknown"
             payload = {"callId": call.call_id, "since": call.started_at, "evidence": why}
         drafts.append(Draft(run.run_id, kind, payload, session.id))
@@ -32,15 +35,18 @@ def open_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Libr
     """Starts the session of an attempt, whose id is the detail, with its manifest."""
     step = run.steps[owed[1]]
     assert run.plan is not None
-    manifest = make_worker_manifest(
-        step.plan.manifest,
+    role = "fixer" if step.fix_attempt else step.plan.role
+    manifest = make_manifest(
+        role,
+        step.plan.fixer_manifest if step.fix_attempt else step.plan.manifest,
         definition_hash=run.admission["workflowDefinitionHash"],
         version_id=run.plan.version_id,
         step_path=step.path,
+        cycle=library.value(run.cycle) if role == "planner" else None,
     )
     payload = {
-        "role": "worker",
-        "task": "execute_step",
+        "role": role,
+        "task": TASKS[role],
         "stepPath": step.path,
         "attempt": step.attempt,
         "manifest": manifest,
@@ -56,21 +62,30 @@ def settle_session(
     session = run.sessions[owed[1]]
     assert session.finish is not None
     outcome, value, _ = session.finish
-    if run.cancellation is None and any(
-        call.effect in FAIL_CLOSED for call in session.open_calls.values()
-    ):
+    if run.cancellation is None and any(call.fails_closed for call in session.open_calls.values()):
         return hold_session(run, owed, detail, now, library)
     drafts = close_calls(run, session, "its session ended before its outcome was recorded")
     if outcome == "succeeded":
-        problem = check_output(session.step.plan, library.value(value))
-        if problem is None:
-            done = {"usage": dict(session.usage)}
+        error = _check_output(run, session, library.value(value))
+        if error is None:
+            done = {"usage": copy_usage(session.usage)}
             return [*drafts, Draft(run.run_id, "harness.session.completed", done, session.id)]
-        error = make_error("OutputSchemaError", problem, "step_schema_error")
     else:
         error = value
-    failed = {"error": error, "usage": dict(session.usage)}
+    failed = {"error": error, "usage": copy_usage(session.usage)}
     return [*drafts, Draft(run.run_id, "harness.session.failed", failed, session.id)]
+
+
+def _check_output(run: RunState, session: SessionState, output: Json) -> Error | None:
+    if session.role == "planner":
+        assert run.plan is not None
+        problem = describe_draft_findings(run.plan, output)
+        cause = "planner_validation_exhausted"
+        return make_error("PlanInvalidError", problem, cause) if problem is not None else None
+    problem = check_output(session.step.plan, output)
+    if problem is None:
+        return None
+    return make_error("OutputSchemaError", problem, "step_schema_error")
 
 
 def close_session(
@@ -81,7 +96,7 @@ def close_session(
     failed = Draft(
         run.run_id,
         "harness.session.failed",
-        {"error": detail, "usage": dict(session.usage)},
+        {"error": detail, "usage": copy_usage(session.usage)},
         session.id,
     )
     return [*close_calls(run, session, detail["message"]), failed]
@@ -99,17 +114,17 @@ def hold_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Libr
             session.id,
         )
         for call in session.open_calls.values()
-        if call.effect in FAIL_CLOSED
+        if call.fails_closed
     ]
 
 
 def interrupt(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     """Says that a run can't move on: an effect is unknown and nothing else is left to do."""
     can_move = any(not session.is_held for session in run.sessions.values())
-    if len(run.owed) > 1 or can_move or run.backoffs:
+    if len(run.owed) > 1 or can_move or run.backoffs or run.awaits_sub_runs:
         return []
     session = next(s for s in run.sessions.values() if s.is_held)
-    call = next(c for c in session.unknown_calls if c.effect in FAIL_CLOSED)
+    call = next(c for c in session.unknown_calls if c.fails_closed)
     payload = {
         "sessionId": session.id,
         "callId": call.call_id,
@@ -131,6 +146,8 @@ def finish_step(run: RunState, owed: Owed, detail: Any, now: Now, library: Libra
         return [fail_attempt(run, step, error)]
     _, value, metadata = session.finish
     payload = {**identify_step(step), "attempt": step.attempt, **write_field("output", value)}
+    if step.fix_attempt:
+        metadata = {**metadata, "fixerAttempts": step.fix_attempt}
     if metadata:
         payload["metadata"] = metadata
     return [Draft(run.run_id, "StepCompleted", payload)]

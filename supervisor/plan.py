@@ -1,18 +1,20 @@
 """A plan: an LWIR document made ready for the kernel, once per workflow version."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.protocol.codec import hash_jcs
+from planaria.protocol.codec import canonical_bytes, hash_jcs
 from planaria.protocol.durations import parse_duration
 from planaria.protocol.expressions import Reference
 from planaria.protocol.graph import Node, ScopeGraph, build_graph
-from planaria.protocol.manifests import describe_step
+from planaria.protocol.locks import document_of, is_planned, make_version_id, summarize
+from planaria.protocol.manifests import describe_fixer, describe_step, role_of
 from planaria.protocol.templates import Template, parse_template
 
-KERNEL_KINDS = frozenset({"decision", "parallel"})
-# The kernel evaluates these fields of `with`; a child evaluates the others.
-_KERNEL_FIELDS = frozenset({"cases", "items", "itemKey", "data"})
+KERNEL_KINDS = frozenset({"decision", "parallel", "workflow.call"})  # no process carries them
+_AGENT_KINDS = frozenset({"ai.generate", "plan", "orchestrate"})
+_TEMPLATE_FIELDS = frozenset({"prompt", "instructions", "args", "data", "until", "for"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,19 @@ class StepPlan:
     fail_fast: bool = True
     order_by_key: bool = False
     branch: "ScopePlan | None" = None
+    call_input: Template | None = None  # of a workflow.call
+    fixer: dict[str, Any] | None = None  # and its limits
+    fixer_manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def isolation(self) -> str:
-        """`role`: its process may serve the next such step; `session`: used once."""
-        return "session" if self.kind == "ai.generate" else "role"
+    def role(self) -> str:
+        """Returns the role that carries out its attempts, its fixes aside."""
+        return role_of(self.document)
+
+    @property
+    def uses_agent(self) -> bool:
+        """Says whether its attempts need the agent library."""
+        return self.kind in _AGENT_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +86,26 @@ class ScopePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SubWorkflow:
+    """A workflow that runs of a plan may start; `lock_bytes` are what its lock's blob holds."""
+
+    id: str
+    definition_hash: str
+    version_id: str
+    is_planned: bool
+    lock: dict[str, Any]
+    lock_bytes: bytes
+
+    @property
+    def input_schema(self) -> dict[str, Any] | None:
+        """Returns the schema of its input, if it has one."""
+        schema: dict[str, Any] | None = document_of(self.lock).get("input", {}).get("schema")
+        return schema
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole document."""
+    """A whole document, or the one step that drafts one (`is_planned`)."""
 
     version_id: str
     document: dict[str, Any]
@@ -85,6 +113,9 @@ class Plan:
     root: ScopePlan
     output_schema: dict[str, Any] | None
     lwir_hash: str
+    is_planned: bool
+    workflows: dict[str, SubWorkflow]
+    summary: dict[str, Any]  # what sessions of planners and orchestrators are told
 
     @property
     def name(self) -> str:
@@ -94,8 +125,9 @@ class Plan:
 
 def make_plan(version_id: str, lock: dict[str, Any]) -> Plan:
     """Returns the plan of a lock whose document has passed validation."""
-    document = lock["lwir"]
+    document = document_of(lock)
     output = document.get("output", {})
+    workflows = lock.get("workflows", {})
     return Plan(
         version_id=version_id,
         document=document,
@@ -103,6 +135,20 @@ def make_plan(version_id: str, lock: dict[str, Any]) -> Plan:
         root=_make_scope(document["steps"], output.get("step"), lock),
         output_schema=output.get("schema"),
         lwir_hash=hash_jcs(document),
+        is_planned=is_planned(lock),
+        workflows={name: _make_sub_workflow(name, entry) for name, entry in workflows.items()},
+        summary={} if "lwir" in lock else summarize(lock),
+    )
+
+
+def _make_sub_workflow(name: str, entry: Mapping[str, Any]) -> SubWorkflow:
+    return SubWorkflow(
+        id=name,
+        definition_hash=entry["definitionHash"],
+        version_id=make_version_id(entry["lock"]),
+        is_planned=is_planned(entry["lock"]),
+        lock=entry["lock"],
+        lock_bytes=canonical_bytes(entry["lock"]),
     )
 
 
@@ -157,6 +203,11 @@ def _make_step(
         extra["fail_fast"] = arguments.get("failureMode", "fail_fast") == "fail_fast"
         extra["order_by_key"] = fan_in.get("order") == "itemKey"
         extra["branch"] = _make_scope(step["steps"], fan_in.get("outputStep"), lock)
+    elif kind == "workflow.call":
+        extra["call_input"] = parse_template(arguments["input"])
+    elif "fixer" in step.get("onFailure", {}):
+        extra["fixer"] = step["onFailure"]["fixer"]
+        extra["fixer_manifest"] = describe_fixer(step, lock)
     return StepPlan(
         index=index,
         id=step["id"],
@@ -181,7 +232,7 @@ def _collect_references(step: dict[str, Any]) -> tuple[Reference, ...]:
     kind = step["uses"]
     parts: list[Any] = [step["input"]] if "input" in step else []
     for name, value in step.get("with", {}).items():
-        if name in ("prompt", "instructions", "args", "data", "until", "for"):
+        if name in _TEMPLATE_FIELDS or (name == "input" and kind == "workflow.call"):
             parts.append(value)
         elif name == "cases":
             parts.extend(case["when"] for case in value)

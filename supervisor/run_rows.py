@@ -8,6 +8,7 @@ from planaria.protocol.events import Event
 STATUS_BY_TYPE = {
     "RunAdmitted": "admitted",
     "RunStarted": "running",
+    "RunReopened": "running",
     "RunInterrupted": "interrupted",
     "RunCompleted": "completed",
     "RunFailed": "failed",

@@ -15,7 +15,10 @@ from typing import Any, Protocol
 
 from planaria.protocol.codec import Json
 from planaria.protocol.payloads import Ref
+from planaria.protocol.usage import Usage
 
+from .budgets import Spending
+from .inheritance import Inheritance
 from .plan import Plan, ScopePlan, StepPlan
 
 PENDING = "pending"
@@ -48,9 +51,17 @@ class Library(Protocol):
 
     def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan: ...
 
+    def price(
+        self, model: str, provider: str | None, input_tokens: int, output_tokens: int
+    ) -> float | None: ...
+
+    def cost(self, usage: Usage) -> float | None: ...
+
     def value(self, value: Value) -> Json: ...
 
     def keep(self, data: bytes) -> None: ...
+
+    def run(self, run_id: str) -> "RunState | None": ...
 
 
 @dataclass(slots=True)
@@ -63,6 +74,26 @@ class CallState:
     tool_name: str
     idempotency_key: str
     started_at: int
+    args: Value = None  # of a call that starts a sub-run
+    sub_run_id: str | None = None
+
+    @property
+    def fails_closed(self) -> bool:
+        """Says whether nobody may guess its outcome; that of a sub-run stands in its own log."""
+        return self.effect in FAIL_CLOSED and self.sub_run_id is None
+
+
+@dataclass(slots=True)
+class SubRunState:
+    """A run that this one has started, and that hasn't ended."""
+
+    id: str
+    workflow_id: str
+    is_awaited: bool
+    is_plan_only: bool
+    step_path: str | None = None  # of the workflow.call step that has started it, or ...
+    session_id: str | None = None  # ... the orchestrator's session, and its call
+    call_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -71,6 +102,8 @@ class SessionState:
 
     id: str
     step: "StepState"
+    role: str
+    task: str
     attempt: int
     started_at: int
     manifest_hash: str
@@ -82,14 +115,25 @@ class SessionState:
     open_calls: dict[str, CallState] = field(default_factory=dict)
     crashes: list[tuple[int, int]] = field(default_factory=list)  # (epoch, mono) of each
     not_before: tuple[int, int] = (0, 0)  # (epoch, mono): the restart's delay
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: Usage = field(default_factory=dict)
     finish: tuple[str, Any, dict[str, Any]] | None = None  # (succeeded|failed, value, metadata)
     unknown_calls: list[CallState] = field(default_factory=list)
 
     @property
     def is_held(self) -> bool:
         """Says whether the outcome of an effect is unknown, so that only a person can go on."""
-        return any(call.effect in FAIL_CLOSED for call in self.unknown_calls)
+        return any(call.fails_closed for call in self.unknown_calls)
+
+    @property
+    def awaits_sub_runs(self) -> bool:
+        """Says whether it can't go on before sub-runs have ended, so that it needs no process."""
+        calls = self.open_calls
+        return bool(calls) and all(call.sub_run_id is not None for call in calls.values())
+
+    @property
+    def needs_agent(self) -> bool:
+        """Says whether its process has to have the agent library."""
+        return self.role == "fixer" or self.step.plan.uses_agent
 
 
 @dataclass(slots=True)
@@ -111,6 +155,11 @@ class StepState:
     group: "GroupState | None" = None
     context: tuple[tuple[str, "StepState", int], ...] = ()  # (id, step, visible visits)
     kept: dict[str, tuple[str, Value]] = field(default_factory=dict)  # branches of an attempt
+    usage: Usage = field(default_factory=dict)  # of all its sessions
+    attempts_before: int = 0  # of earlier openings of the run: the retry policy begins anew
+    fix_attempt: int = 0  # 0: not a fixer's
+    fixes: list[dict[str, Any]] = field(default_factory=list)  # {source, error} of failed fixes
+    sub_run_id: str | None = None
 
     @property
     def visit_index(self) -> int:
@@ -188,15 +237,34 @@ class RunState:
     waiting: dict[str, SessionState] = field(default_factory=dict)  # open ones without a process
     backoffs: dict[str, StepState] = field(default_factory=dict)
     timed: dict[str, StepState] = field(default_factory=dict)  # running ones with a timeout
-    usage: dict[str, int] = field(default_factory=dict)
+    usage: Usage = field(default_factory=dict)
+    budget: dict[str, Any] | None = None
+    spent: Spending = field(default_factory=Spending)
+    cycle: Value = None  # of an outer loop, as planners and expressions see it
+    lock_ref: dict[str, Any] | None = None
+    cycle_completed: dict[str, Any] | None = None  # of an outer loop's cycle, once it has ended
+    is_planning: bool = False
+    is_started: bool = False
+    sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
+    # Versions that a planner has made for this run to start: (workflow id, reference of the lock)
+    planned: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     # Recorded successes of effects that aren't `read`, by step path without attempts, then by
     # key: a later attempt, of the step or of a group around it, is handed them.
     performed: dict[str, dict[str, Value]] = field(default_factory=dict)
+    # Effects that may or may not have happened when their session was ended from outside.
+    unknown_effects: dict[str, CallState] = field(default_factory=dict)
+    inherited: Inheritance | None = None  # of a fork
+    forked_from: dict[str, Any] | None = None  # {fromRunId, atSequence}
 
     @property
     def is_ended(self) -> bool:
         """Says whether the run has its terminal event."""
         return self.status in ("completed", "failed", "cancelled")
+
+    @property
+    def awaits_sub_runs(self) -> bool:
+        """Says whether a sub-run that it waits for is open."""
+        return any(sub.is_awaited for sub in self.sub_runs.values())
 
     def owe(self, *what: Any, detail: Any = None) -> None:
         """Notes a follow-up; one that stands there already keeps its place."""

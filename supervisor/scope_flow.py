@@ -22,6 +22,7 @@ from .run_state import (
     ScopeState,
     SessionState,
     StepState,
+    SubRunState,
 )
 
 
@@ -34,7 +35,7 @@ def open_scope(
     scope.unsettled = len(scope.steps)
     for index, deps in enumerate(plan.graph.deps):
         if not deps:
-            _examine(run, scope, index)
+            examine(run, scope, index)
     return scope
 
 
@@ -44,7 +45,7 @@ def settle(run: RunState, step: StepState) -> None:
     scope.unsettled -= 1
     if not scope.is_halted:
         for watcher in scope.plan.graph.watchers[step.plan.index]:
-            _examine(run, scope, watcher)
+            examine(run, scope, watcher)
     check_end(run, scope)
 
 
@@ -58,10 +59,10 @@ def rerun(run: RunState, scope: ScopeState, loop: Loop) -> None:
         scope.steps[index].status = PENDING
         scope.steps[index].chosen = None
     scope.steps[loop.target].is_called_back = True
-    _examine(run, scope, loop.target)
+    examine(run, scope, loop.target)
 
 
-def _examine(run: RunState, scope: ScopeState, index: int) -> None:
+def examine(run: RunState, scope: ScopeState, index: int) -> None:
     """Makes a pending step ready or owes its skip, once all that it waits for is settled."""
     step = scope.steps[index]
     if step.status != PENDING:
@@ -89,7 +90,7 @@ def _examine(run: RunState, scope: ScopeState, index: int) -> None:
         fail_scope(run, step, _too_many_visits(step), path)
     else:
         step.status = READY
-        step.attempt = 0
+        step.attempt = step.attempts_before = 0
         run.steps[path] = step
         run.owe("start", path)
 
@@ -140,6 +141,7 @@ def halt(run: RunState, scope: ScopeState) -> None:
         elif step.status == BACKOFF:
             path = step.path
             run.owed.pop(("plan_retry", path), None)
+            run.owed.pop(("fix", path), None)
             run.backoffs.pop(path, None)
             run.steps.pop(path, None)
             step.status = FAILED
@@ -181,3 +183,15 @@ def sessions_below(group: GroupState) -> list[SessionState]:
             if step.group is not None:
                 found.extend(sessions_below(step.group))
     return found
+
+
+def sub_runs_below(run: RunState, group: GroupState) -> list[SubRunState]:
+    """Returns the open sub-runs of everything inside a group's live branches."""
+    return [
+        sub_run
+        for sub_run in run.sub_runs.values()
+        if any(
+            (sub_run.step_path or "").startswith(f"{branch.path}.")
+            for branch in group.live.values()
+        )
+    ]

@@ -5,7 +5,9 @@ import logging.handlers
 import sys
 from pathlib import Path
 
-from .data_directory import SUPERVISOR_LOG_NAME, DataDirectory
+from planaria.protocol.directories import SUPERVISOR_LOG_NAME
+
+from .data_directory import DataDirectory
 
 LOG_BYTES_MAX = 4 << 20  # of the file, and of the one before it
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"

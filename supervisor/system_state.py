@@ -6,9 +6,11 @@ when it ends they are gone. So nothing that must survive is ever kept in a Proce
 
 import heapq
 from dataclasses import dataclass, field
+from typing import Any
 
 from planaria.protocol.limits import CHILDREN_MAX, HEARTBEAT_TIMEOUT_MS
 
+from .outer_loop import LoopState
 from .run_state import RunState, SessionState
 
 LAUNCHING = "launching"
@@ -30,13 +32,29 @@ class ProcessState:
     start_time: int = 0
     run_id: str | None = None
     session_id: str | None = None  # the session it carries, or carried last
+    errand_id: str | None = None
     incarnation: int = 0
     reported: int = 0  # of that session, once it has ended
     step_path: str = ""
     seen_at: int = 0  # monotonic µs of its last sign of life
+    reported_at: int = 0  # … of its last report
     kill_at: int | None = None  # monotonic µs
     kill_reason: str = "crashed"
     seen_stop: bool = False  # it was asked to end
+
+
+@dataclass(slots=True)
+class Errand:
+    """Something that a child does without a session; if its process dies, another one does it.
+
+    `body` is what the child is told, see `workers.errands`.
+    """
+
+    id: str
+    loop_id: str
+    body: dict[str, Any]
+    process_id: str | None = None
+    deaths: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +69,8 @@ class SystemState:
     bugs: frozenset[str] = frozenset()  # planted by tests, see faults.py; empty in normal operation
     is_stopping: bool = False
     runs: dict[str, RunState] = field(default_factory=dict)
+    loops: dict[str, LoopState] = field(default_factory=dict)
+    errands: dict[str, Errand] = field(default_factory=dict)
     queue: dict[str, None] = field(default_factory=dict)  # runs that wait for a process, in order
     processes: dict[str, ProcessState] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)  # session id -> process id

@@ -4,16 +4,18 @@ A due instant itself counts as due, 1 µs before it doesn't.
 """
 
 from planaria.protocol.events import Draft
-from planaria.protocol.limits import LAUNCH_TIMEOUT_MS
+from planaria.protocol.limits import LAUNCH_TIMEOUT_MS, SUB_RUN_LINGER_MS
 from planaria.protocol.messages import Stop
+from planaria.protocol.usage import copy_usage
 
 from .advance import start_attempt
 from .drafts import make_error
 from .kernel_messages import Action, Kill, Send
 from .owed_sessions import close_calls
-from .run_state import FAIL_CLOSED, Now, RunState, SessionState, StepState
+from .owed_sub_runs import cancel_sub_runs
+from .run_state import Now, RunState, SessionState, StepState
 from .scope_flow import sessions_below
-from .system_state import BOUND, DYING, IDLE, LAUNCHING, SystemState
+from .system_state import BOUND, DYING, IDLE, LAUNCHING, ProcessState, SystemState
 
 
 def decide_due(
@@ -51,6 +53,8 @@ def _decide_run(
             for session in sessions_below(step.group):
                 if session.id in system.bound:
                     actions.append(Kill(system.bound[session.id], "step_timeout"))
+        elif step.sub_run_id is not None:
+            drafts.extend(cancel_sub_runs(system, [run.sub_runs[step.sub_run_id]], "step_timeout"))
         elif step.session is not None and not step.session.is_held:
             drafts.extend(_time_out(run, step, step.session))
             if step.session.id in system.bound:
@@ -61,10 +65,10 @@ def _time_out(run: RunState, step: StepState, session: SessionState) -> list[Dra
     """Ends the attempt as timed out; an effect that can't be repeated holds it instead."""
     message = f"step {step.plan.id!r} ran longer than {step.plan.timeout_ms} ms"
     calls = close_calls(run, session, message)
-    if any(call.effect in FAIL_CLOSED for call in session.open_calls.values()):
+    if any(call.fails_closed for call in session.open_calls.values()):
         return [draft for draft in calls if draft.type == "harness.tool_call.unknown"]
     error = make_error("StepTimeout", message, "step_timeout", retriable=True)
-    failed = {"error": error, "usage": dict(session.usage)}
+    failed = {"error": error, "usage": copy_usage(session.usage)}
     return [*calls, Draft(run.run_id, "harness.session.failed", failed, session.id)]
 
 
@@ -79,7 +83,19 @@ def _watch_processes(system: SystemState, now: Now) -> list[Action]:
         elif process.status != DYING:
             if process.seen_at + system.heartbeat_timeout_ms * 1_000 <= now.mono:
                 actions.append(Kill(process.id, "heartbeat_timeout"))
+            elif (put_away_at := _put_away_at(system, process)) and put_away_at <= now.mono:
+                actions.append(Send(process.id, Stop("shutdown")))
     return actions
+
+
+def _put_away_at(system: SystemState, process: ProcessState) -> int | None:
+    """Returns the monotonic µs at which a process is asked to end that only waits for sub-runs."""
+    if process.kind != "heavy" or process.status != BOUND or process.kill_at is not None:
+        return None
+    session = system.find_session(process)
+    if session is None or not session.awaits_sub_runs:
+        return None
+    return process.reported_at + SUB_RUN_LINGER_MS * 1_000
 
 
 def next_due(system: SystemState, now: Now) -> int | None:
@@ -94,6 +110,9 @@ def next_due(system: SystemState, now: Now) -> int | None:
             waits.append(process.launched_at + LAUNCH_TIMEOUT_MS * 1_000 - now.mono)
         elif process.status in (BOUND, IDLE):
             waits.append(process.seen_at + system.heartbeat_timeout_ms * 1_000 - now.mono)
+            put_away_at = _put_away_at(system, process)
+            if put_away_at is not None:
+                waits.append(put_away_at - now.mono)
     if system.delays:
         waits.append(system.delays[0] - now.mono)
     if system.launch_not_before > now.mono:

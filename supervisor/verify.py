@@ -6,8 +6,7 @@ is held. What the supervisor writes meanwhile is read up to, and then left for t
 
 import json
 import os
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,12 +14,18 @@ from typing import Any
 
 import apsw
 
+from planaria.protocol.directories import refuse_empty
 from planaria.protocol.errors import DataDirectoryError
 from planaria.protocol.limits import BLOB_BYTES_MAX
 
 from .checker import LogChecker, Row, RunSummary, Violation
-from .checker_facts import pack_value
+from .checker_facts import decode_row, pack_value
+from .checker_payloads import find_payload_problems
+from .data_directory import DataDirectory
+from .locks import DirectoryLock
 from .log_schema import PAGE_BYTES as WAL_PAGE_BYTES
+from .loop_repair import LoopHistories, find_loop_findings, repair
+from .ordinary_files import list_names, read_ordinary_file
 from .wal_check import classify_wal
 
 PAGE_ROWS = 256
@@ -52,17 +57,20 @@ class Report:
     """What was verified, and everything that isn't as it should be.
 
     `findings` are about what stands beside the events: projections, artifacts, pinned modules,
-    the database file. `unreferenced` blobs are no fault: a process may have died before the event
-    that would have named one.
+    manifests of outer loops, the database file; `repaired` are those that aren't any more.
+    `unreferenced` blobs are no fault: a process may have died before the event that would have
+    named one.
     """
 
     events: int
     runs: int
     blobs: int
     artifacts: int
+    loops: int
     unreferenced: int
     violations: tuple[Violation, ...]
     findings: tuple[str, ...]
+    repaired: tuple[str, ...]
 
     @property
     def is_sound(self) -> bool:
@@ -75,42 +83,66 @@ class Report:
 
 
 def verify_directory(
-    path: Path, *, canaries: Sequence[bytes] = (), integrity_check: bool = False
+    path: Path,
+    *,
+    canaries: Sequence[bytes] = (),
+    integrity_check: bool = False,
+    with_repair: bool = False,
 ) -> Report:
-    """Verifies chains, invariants, blobs, the list of runs, artifacts and pinned modules.
+    """Verifies chains, invariants, blobs, the list of runs, artifacts, modules and outer loops.
 
     `integrity_check` adds SQLite's own check of every page; it alone holds a read transaction
-    for as long as it takes, so that a living supervisor's WAL grows meanwhile.
+    for as long as it takes, so that a living supervisor's WAL grows meanwhile. `with_repair` makes
+    manifests of outer loops anew from the events, and nothing else; not from a log with violations.
 
     Raises:
         DataDirectoryError: there is no event log that could be read.
+        DataDirLockedError: something is to be repaired, but a supervisor runs.
     """
-    verification = _Verification(path.resolve(), canaries)
+    root = path.resolve()
+    verification = _Verification(root, canaries)
     try:
-        verification.run(integrity_check)
+        if not with_repair:
+            verification.run(integrity_check)
+            return verification.report()
+        directory = DataDirectory(root)
+        directory.locks.mkdir(mode=0o700, exist_ok=True)
+        lock = DirectoryLock.acquire(directory.supervisor_lock)
+        try:
+            verification.run(integrity_check, with_repair=True)
+        finally:
+            lock.release()
+        return verification.report()
     finally:
         verification.close()
-    return verification.report()
 
 
 class _Verification:
     def __init__(self, root: Path, canaries: Sequence[bytes]) -> None:
         self._artifacts_folder = root / "artifacts"
+        self._loops_folder = root / "outer-loops"
         self._path = root / "events" / "events.db"
         self._findings: list[str] = []
+        self._repaired: list[str] = []
+        self._loops = LoopHistories()
+        self._loops_position = 0  # up to here the loops' events are read
         self._artifacts = 0
         self._unreferenced = 0
         self._connection = _open_database(self._path)
         self._checker = LogChecker(
-            database_id=self._read_database_id(), read_blob=self._read_blob, canaries=canaries
+            database_id=self._read_database_id(),
+            read_blob=self._read_blob,
+            canaries=canaries,
+            observe=self._loops.take,
         )
 
-    def run(self, integrity_check: bool) -> None:
+    def run(self, integrity_check: bool, *, with_repair: bool = False) -> None:
         """Does all of it; damage that ends the reading of the database is a finding too."""
         checker = self._checker
         self._verify_wal()
         try:
             self._read_events()
+            self._verify_loops(with_repair)
             self._verify_runs()
             self._verify_indexes()
             if integrity_check:
@@ -141,9 +173,11 @@ class _Verification:
             runs=sum(1 for run in checker.summaries.values() if run.status is not None),
             blobs=len(checker.blobs),
             artifacts=self._artifacts,
+            loops=len(self._loops.loops),
             unreferenced=self._unreferenced,
             violations=tuple(checker.violations),
             findings=tuple(self._findings),
+            repaired=tuple(self._repaired),
         )
 
     def _find(self, text: str) -> None:
@@ -172,16 +206,27 @@ class _Verification:
     def _read_events(self) -> None:
         """Checks every event that is there at the start: the log ends with a commit there."""
         last = self._rows("SELECT max(position) FROM events")[0][0] or 0
-        while page := self._read_page(last):
+        while page := self._read_page(self._checker.position, last):
             for row in page:
                 self._checker.take(row)
+        self._loops_position = self._checker.position
 
-    def _read_page(self, last: int) -> list[Row]:
+    def _read_on(self) -> None:
+        """Gives the outer loops what was written since; the next verification checks it."""
+        last = self._rows("SELECT max(position) FROM events")[0][0] or 0
+        while page := self._read_page(self._loops_position, last):
+            for row in page:
+                self._loops_position = row.position
+                fact = decode_row(row)
+                if not isinstance(fact, str) and not any(find_payload_problems(fact)):
+                    self._loops.take(fact)
+
+    def _read_page(self, after: int, last: int) -> list[Row]:
         page: list[Row] = []
         size = 0
         cursor = self._connection.cursor()
         try:
-            for fields in cursor.execute(_SELECT_PAGE, (self._checker.position, last, PAGE_ROWS)):
+            for fields in cursor.execute(_SELECT_PAGE, (after, last, PAGE_ROWS)):
                 row = self._make_row(*fields)
                 page.append(row)
                 size += len(row.body)
@@ -229,6 +274,15 @@ class _Verification:
             if one != other:
                 self._find(f"runs: {run_id!r} is listed with {name} {other!r}, counted {one!r}")
 
+    def _verify_loops(self, with_repair: bool) -> None:
+        """Compares the manifests of outer loops with the events, and makes wrong ones anew."""
+        may_repair = with_repair and not self._checker.violations
+        for finding in find_loop_findings(self._loops_folder, self._loops, self._read_on):
+            if may_repair and finding.anew is not None:
+                self._repaired.append(repair(self._loops_folder, finding))
+            else:
+                self._find(str(finding))
+
     def _verify_wal(self) -> None:
         """Looks for damage in the write-ahead log, which SQLite takes for a torn end of it.
 
@@ -259,7 +313,7 @@ class _Verification:
 
     def _read_blob(self, ref: str) -> bytes | None:
         """Returns a blob's bytes (one more than it may have, if it is too long), or None."""
-        return _read_file(self._artifacts_folder / "blobs" / ref, BLOB_BYTES_MAX + 1)
+        return read_ordinary_file(self._artifacts_folder / "blobs" / ref, BLOB_BYTES_MAX + 1)
 
     def _verify_pins(self) -> None:
         """Compares the pinned modules of each run with the hash that names them."""
@@ -285,7 +339,7 @@ class _Verification:
         """Checks that each artifact's manifest can be read and its content is there."""
         for path in sorted(self._artifacts_folder.glob("*.json")):
             self._artifacts += 1
-            data = _read_file(path, ARTIFACT_BYTES_MAX)
+            data = read_ordinary_file(path, ARTIFACT_BYTES_MAX)
             try:
                 manifest = json.loads(data or b"")
                 digest, size, run_id = (manifest[n] for n in ("sha256", "size", "runId"))
@@ -294,7 +348,7 @@ class _Verification:
             except (ValueError, KeyError, TypeError, AttributeError):
                 self._find(f"artifacts: {path.name!r} is no manifest of an artifact")
                 continue
-            if run_id not in self._checker.summaries:
+            if run_id not in self._checker.summaries.keys() | self._checker.prunes.runs:
                 self._find(f"artifacts: {path.name!r} is of run {run_id!r}, which has no events")
             if len(name) != 64 or not set(name) <= _HEX:
                 self._find(f"artifacts: {path.name!r} names no hash")
@@ -306,15 +360,15 @@ class _Verification:
 
     def _count_unreferenced(self) -> None:
         store = self._artifacts_folder / "blobs" / "sha256"
-        for folder in _list_names(store):
-            for name in _list_names(store / folder):
+        for folder in list_names(store):
+            for name in list_names(store / folder):
                 if f"sha256/{folder}/{name}" not in self._checker.blobs:
                     self._unreferenced += 1
 
 
 def _open_database(path: Path) -> apsw.Connection:
     if not path.is_file():
-        raise DataDirectoryError(message=f"there is no event log at {str(path)!r}")
+        raise refuse_empty(str(path))
     try:
         connection = apsw.Connection(
             str(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_NOFOLLOW
@@ -333,28 +387,6 @@ def _describe_file(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return (found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-def _read_file(path: Path, bytes_max: int) -> bytes | None:
-    """Returns at most so many bytes of an ordinary file, or None if it can't be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        try:
-            return file.read(bytes_max)
-        except OSError:
-            return None
-
-
-def _list_names(folder: Path) -> Iterator[str]:
-    try:
-        yield from sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return
 
 
 def _hash_modules(folder: Path) -> str:

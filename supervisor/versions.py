@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from planaria.protocol.codec import hash_jcs
 from planaria.protocol.errors import WorkflowInvalidError
-from planaria.protocol.lwir import find_not_built, validate_lwir
+from planaria.protocol.locks import check_lock, make_version_id
 
 from .blobs import BlobStore
 
@@ -20,15 +19,15 @@ class Versions:
         self._refs: dict[bytes, dict[str, Any]] = {}
 
     def check(self, workflow_id: str, lock: dict[str, Any], data: bytes) -> str:
-        """Returns the version id of a lock, whose canonical bytes are `data`.
+        """Returns the id of a lock; `data` are its canonical bytes. One with steps is a version.
 
         Raises:
-            WorkflowInvalidError: its document is no valid LWIR.
+            WorkflowInvalidError: with every finding of it and of the locks inside of it.
         """
         version_id = self._ids.get(data)
         if version_id is None:
-            version_id = "wv_" + hash_jcs(lock).removeprefix("sha256:")[:32]
-            check_document(workflow_id, lock)
+            version_id = make_version_id(lock)
+            _refuse_invalid(workflow_id, lock)
             keep(self._ids, data, version_id, VERSIONS_KEPT_MAX)
         return version_id
 
@@ -41,15 +40,8 @@ class Versions:
         return ref
 
 
-def check_document(workflow_id: str, lock: dict[str, Any]) -> None:
-    """Refuses a lock whose document isn't valid with its tools and models.
-
-    Raises:
-        WorkflowInvalidError: with every finding.
-    """
-    findings = validate_lwir(
-        lock["lwir"], tools=list(lock["tools"]), models=list(lock["models"])
-    ) or find_not_built(lock["lwir"])
+def _refuse_invalid(workflow_id: str, lock: dict[str, Any]) -> None:
+    findings = check_lock(lock)
     if findings:
         listed = [{"code": f.code, "path": f.path, "message": f.message} for f in findings]
         raise WorkflowInvalidError(name=workflow_id, findings=listed)

@@ -1,27 +1,46 @@
 """Views: what a run or process looks like to people and programs, as JSON. Pure."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from planaria.protocol.events import Event
 from planaria.protocol.payloads import write_field
+from planaria.protocol.usage import Usage, copy_usage, sum_models
 
 from .run_rows import RunRow
-from .run_state import BACKOFF, GroupState, RunState, ScopeState, StepState
+from .run_state import (
+    BACKOFF,
+    CallState,
+    GroupState,
+    RunState,
+    ScopeState,
+    StepState,
+    SubRunState,
+)
 from .system_state import SystemState
 
 STEPS_SHOWN_MAX = 2_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def describe_outcome(run: RunState) -> dict[str, Any]:
-    """Returns how a run stands: status, output or error, usage; what `wait` answers."""
+Cost = Callable[[Usage], float | None]  # in USD; None: a model has no known price
+
+
+def describe_outcome(run: RunState, cost: Cost | None = None) -> dict[str, Any]:
+    """Returns how a run stands: status, output or error, usage; what `wait` answers.
+
+    `costUsd` is null where a price isn't known, and missing without `cost`.
+    """
     outcome: dict[str, Any] = {
         "runId": run.run_id,
         "status": run.status,
-        "usage": dict(run.usage),
+        "usage": sum_models(run.usage),
+        "usageByModel": copy_usage(run.usage),
         "workflowId": run.admission.get("workflowId"),
     }
+    if cost is not None and run.usage:
+        outcome["costUsd"] = cost(run.usage)
     if run.status == "completed":
         outcome.update(write_field("output", run.output))
     elif run.status in ("failed", "cancelled"):
@@ -36,22 +55,30 @@ def _describe_unknown(run: RunState) -> list[dict[str, Any]]:
     return [
         {
             "sessionId": session.id,
-            "callId": call.call_id,
             "stepPath": session.step.path,
-            "toolName": call.tool_name,
-            "effect": call.effect,
-            "idempotencyKey": call.idempotency_key,
-            "dispatchedAt": call.started_at,
+            **_describe_effect(call),
         }
         for session in run.sessions.values()
         for call in session.unknown_calls
     ]
 
 
-def describe_run(run: RunState, system: SystemState | None = None) -> dict[str, Any]:
+def _describe_effect(call: CallState) -> dict[str, Any]:
+    return {
+        "callId": call.call_id,
+        "toolName": call.tool_name,
+        "effect": call.effect,
+        "idempotencyKey": call.idempotency_key,
+        "dispatchedAt": call.started_at,
+    }
+
+
+def describe_run(
+    run: RunState, system: SystemState | None = None, cost: Cost | None = None
+) -> dict[str, Any]:
     """Returns a run with its steps as a tree; with the processes that serve it, if it is open."""
     shown: dict[str, Any] = {
-        **describe_outcome(run),
+        **describe_outcome(run, cost),
         "versionId": run.plan.version_id if run.plan else None,
         "definitionHash": run.admission.get("workflowDefinitionHash"),
         "inputHash": run.admission.get("inputHash"),
@@ -62,13 +89,33 @@ def describe_run(run: RunState, system: SystemState | None = None) -> dict[str, 
         "source": run.admission.get("source"),
         "events": run.sequence,
         "waitsFor": explain_wait(run),
+        "unknownEffects": [_describe_effect(call) for call in run.unknown_effects.values()],
+        "isPlanning": run.is_planning,
         "steps": [],
     }
+    names = "parentRunId parentStepPath parentCallId outerLoopId cycleNumber budget"
+    shown.update({n: run.admission[n] for n in names.split() if n in run.admission})
+    if run.inherited is not None:
+        shown["forkedFrom"] = run.forked_from
+    if run.sub_runs:
+        shown["subRuns"] = [_describe_sub_run(sub_run, system) for sub_run in run.sub_runs.values()]
     if run.root is not None:
         left = [STEPS_SHOWN_MAX]
         shown["steps"] = _describe_scope(run.root, left, system)
         shown["stepsLeftOut"] = max(0, -left[0])
     return shown
+
+
+def _describe_sub_run(sub_run: SubRunState, system: SystemState | None) -> dict[str, Any]:
+    run = system.runs.get(sub_run.id) if system is not None else None
+    described: dict[str, Any] = {
+        "subRunId": sub_run.id,
+        "workflowId": sub_run.workflow_id,
+        "status": run.status if run is not None else "open",
+    }
+    if sub_run.step_path is not None:
+        described["stepPath"] = sub_run.step_path
+    return described
 
 
 def _describe_scope(
@@ -91,16 +138,24 @@ def _describe_step(step: StepState, left: list[int], system: SystemState | None)
         "visits": len(step.outputs),
         "attempt": step.attempt,
     }
+    if step.usage:
+        entry["usage"] = copy_usage(step.usage)
     if step.error is not None:
         entry["error"] = step.error
     if step.due_at is not None:
         entry["dueAt"] = step.due_at
     if step.chosen is not None:
         entry["chosen"] = step.chosen
+    if step.fix_attempt:
+        entry["fixAttempt"] = step.fix_attempt
+    if step.sub_run_id is not None:
+        entry["subRunId"] = step.sub_run_id
     session = step.session
     if session is not None:
         entry["session"] = {
             "sessionId": session.id,
+            "role": session.role,
+            "usage": copy_usage(session.usage),
             "incarnation": session.incarnation,
             "isLive": session.is_live,
             "openCalls": [call.tool_name or call.kind for call in session.open_calls.values()],
@@ -146,6 +201,8 @@ def explain_wait(run: RunState) -> str | None:
         return f"{len(live)} step(s) running, {len(run.waiting)} waiting for a process"
     if run.waiting:
         return f"{len(run.waiting)} step(s) waiting for a process"
+    if run.awaits_sub_runs:
+        return f"{len(run.sub_runs)} sub-run(s) to end: {', '.join(list(run.sub_runs)[:3])}"
     due = [step.due_at for step in run.backoffs.values() if step.due_at is not None]
     if due:
         return f"{len(due)} step(s) in {BACKOFF} until {min(due)} (µs since 1970, UTC)"

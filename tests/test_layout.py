@@ -23,7 +23,9 @@ TEST_FOLDERS = {*MAY_IMPORT, "simulation", "processes"}
 
 KERNEL = set(
     "state run_state system_state plan fold fold_sessions scope_flow advance outputs context "
-    "decide drafts owed_sessions timers fleet kernel kernel_messages restart illegal".split()
+    "decide drafts owed_sessions timers fleet kernel kernel_messages restart illegal "
+    "fold_groups fold_sub_runs fold_openings owed_sub_runs planning forking inheritance budgets "
+    "decide_reports decide_openings decision outer_loop drive_loop drift".split()
 )
 # What reads a clock, draws a number, or touches a file, a socket, a process or a thread.
 IMPURE_MODULES = set(
@@ -33,12 +35,14 @@ IMPURE_MODULES = set(
 )
 IMPURE_CALLS = {"open", "input", "print", "now", "utcnow", "today"}
 
-# Libraries that one module of a folder wraps. apsw: the event log is one edge in three files, and
+# Libraries that one module of a folder wraps. apsw: the event log is one edge in five files, and
 # what verifies it reads it by itself.
 WRAPPED = {
-    ("apsw", "supervisor"): {"event_log", "event_reader", "log_file", "verify"},
+    ("apsw", "supervisor"): set(
+        "event_log event_reader log_copy log_file log_pruning verify".split()
+    ),
 }
-WRAPPED_LIBRARIES = {"apsw", "multiprocess", "psutil", "zmq"}
+WRAPPED_LIBRARIES = {"apsw", "genai_prices", "multiprocess", "psutil", "zmq"}
 
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70

@@ -26,7 +26,7 @@ from pydantic_ai.durable_exec import (
     ToolsetGetToolsId,
     ToolsetValidateToolArgumentsId,
 )
-from pydantic_ai.exceptions import ModelAPIError
+from pydantic_ai.exceptions import ModelAPIError, ModelRetry
 from pydantic_ai.models import Model
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, WrapperToolset
@@ -46,7 +46,9 @@ from .agent_codec import (
     label_calls,
 )
 from .agent_effects import ToolEffects
+from .agent_hosted import HostedCall, HostedTool
 from .agent_positions import Positions
+from .agent_reserves import estimate_reserve
 from .agent_toolsets import CURRENT_UNIT, UNLIMITED_SECONDS, Transports, Unit, give_ids, guard_leaf
 
 Body = Callable[[], Awaitable[Json]]
@@ -68,15 +70,26 @@ class Journal(Protocol):
         effect: str,
         details: Mapping[str, Json],
         body: Body,
+        is_local: bool,
     ) -> Json: ...
 
     async def request_model(
-        self, *, position: str, turn: int, request: Json, settings: Json, body: Body
+        self,
+        *,
+        position: str,
+        turn: int,
+        request: Json,
+        settings: Json,
+        body: Body,
+        reserve: dict[str, Json] | None,
     ) -> Json: ...
 
     async def operate(self, *, position: str, name: str, body: Body) -> Json: ...
 
     def warn(self, text: str) -> None: ...
+
+    @property
+    def is_budgeted(self) -> bool: ...
 
 
 class _Codec:
@@ -118,6 +131,10 @@ class _Backend(JournalCallableOperationBackend[str]):
             case ModelRequestId():
                 return await self._request_model(operation_id, _in_unit(body, _compact), cache_key)
             case ToolsetCallToolId():
+                hosted = self._run.hosted.get(cache_key[2].tool_name or cache_key[0])
+                if hosted is not None:
+                    call = self._call_hosted(hosted, cache_key)
+                    return await (_finish(call) if hosted.is_sequential else call)
                 return await _finish(self._call_tool(operation_id, body, cache_key))
             case ToolsetValidateToolArgumentsId():
                 position = self._run.positions.of_validation(cache_key[2], cache_key[0])
@@ -139,14 +156,19 @@ class _Backend(JournalCallableOperationBackend[str]):
     async def _request_model(
         self, operation_id: ModelRequestId, body: Body, cache_key: tuple[Any, ...]
     ) -> Json:
-        _, messages, settings, _, ctx = cache_key
+        _, messages, settings, parameters, ctx = cache_key
+        journal = self._run.journal
+        reserve = None
+        if journal.is_budgeted:
+            reserve = estimate_reserve(ctx.model, messages, settings, parameters)
         try:
-            response = await self._run.journal.request_model(
+            response = await journal.request_model(
                 position=self._run.positions.of_model_request(ctx),
                 turn=ctx.run_step,
                 request=self._run.requests.add(messages),
                 settings=encode_settings(settings),
                 body=body,
+                reserve=reserve,
             )
         except RecordedError as error:
             if error.name in _MODEL_API_ERRORS:
@@ -173,10 +195,21 @@ class _Backend(JournalCallableOperationBackend[str]):
             effect=self._run.effects.of(operation_id.toolset_kind, names, definition),
             details={"turn": ctx.run_step} | ({} if index is None else {"callIndex": index}),
             body=_in_unit(body, encode_outcome),
+            is_local=self._run.effects.is_local(definition),
         )
         payload, used = decode_outcome(recorded)
         if used is not None:
             ctx.usage.incr(used)
+        return payload
+
+    async def _call_hosted(self, tool: HostedTool, cache_key: tuple[Any, ...]) -> Json:
+        _, args, ctx, _ = cache_key
+        position, index = self._run.positions.of_tool_call(ctx, tool.name)
+        call = HostedCall(position, ctx.run_step, index, tool.name, dict(args))
+        try:
+            payload, _ = decode_outcome(await tool.host(call))
+        except ModelRetry as retry:
+            return {"kind": "model_retry", "message": retry.message}
         return payload
 
 
@@ -240,6 +273,7 @@ class Durability(BaseDurabilityCapability[Any]):
         models: Mapping[str, Model] | None = None,
         effects: Mapping[str, str] | None = None,
         extra_toolsets: Sequence[AbstractToolset[Any]] = (),
+        hosted: Sequence[HostedTool] = (),
     ) -> None:
         super().__init__(models=models, name=name)
         self.journal = journal
@@ -248,6 +282,7 @@ class Durability(BaseDurabilityCapability[Any]):
         self.positions = Positions()
         self.requests = RequestLog()
         self.extra_toolsets = tuple(extra_toolsets)
+        self.hosted = {tool.name: tool for tool in hosted}
 
     @property
     def in_durable_context(self) -> bool:

@@ -40,6 +40,11 @@ class ToolEffects:
         self.notice([names[0]])
         return "once"
 
+    def is_local(self, definition: ToolDefinition | None) -> bool:
+        """Returns whether the tool acts on its own session only; see Journal.call_tool."""
+        own = ((definition.metadata if definition is not None else None) or {}).get(METADATA_KEY)
+        return isinstance(own, Mapping) and own.get("local") is True
+
     def is_declared(self, name: str, metadata: Mapping[str, Any] | None) -> bool:
         """Returns whether the tool needs no notice."""
         return name in self._overrides or declared_effect(metadata or {}, name) is not None

@@ -20,6 +20,7 @@ from planaria.protocol.values import ValueType, check_json
 
 from .agent_codec import dump_usage
 from .agent_durability import Durability, Journal
+from .agent_hosted import HostedTool, make_hosted_toolset
 
 TURNS_MAX = 25  # model requests of one run, unless the step says otherwise
 
@@ -45,6 +46,7 @@ async def run_agent(
     model_slot: str | None = None,
     effects: Mapping[str, str] | None = None,
     extra_toolsets: Sequence[AbstractToolset[Any]] = (),
+    hosted: Sequence[HostedTool] = (),
     usage_limits: UsageLimits | None = None,
     max_turns: int = TURNS_MAX,
     streaming: bool = False,
@@ -54,8 +56,9 @@ async def run_agent(
     """Returns the outcome of the agent's run; what the journal knows already is not done again.
 
     `model_slot` names the one of `models` that replaces the agent's own model. `effects` overrides
-    effect classes by tool name. `extra_toolsets` are journaled like the agent's own. With
-    `streaming`, responses are asked for as streams (each is recorded when it is whole).
+    effect classes by tool name. `extra_toolsets` are journaled like the agent's own; `hosted` tools
+    are the session's, which carries them out. With `streaming`, responses are asked for as streams
+    (each is recorded when it is whole).
 
     Raises:
         RecordedError: a tool or the model raised; the same on the first run and on every replay.
@@ -64,11 +67,17 @@ async def run_agent(
         UsageError: no such slot or effect class.
     """
     models = dict(models or {})
-    if model_slot is not None and model_slot not in models:
-        listed = ", ".join(sorted(models)) or "none"
-        raise UsageError(message=f"no model slot {model_slot!r}; there are: {listed}")
+    _check_slot(model_slot, models)
+    extra_toolsets = list(extra_toolsets)
+    if hosted:
+        extra_toolsets.append(make_hosted_toolset(hosted))
     durability = Durability(
-        journal, name=session_id, models=models, effects=effects, extra_toolsets=extra_toolsets
+        journal,
+        name=session_id,
+        models=models,
+        effects=effects,
+        extra_toolsets=extra_toolsets,
+        hosted=hosted,
     )
     options: dict[str, Any] = {
         "run_id": run_id,
@@ -77,7 +86,7 @@ async def run_agent(
         "deps": deps,
         "model": None if model_slot is None else models[model_slot],
         "usage_limits": usage_limits or UsageLimits(request_limit=max_turns),
-        "toolsets": list(extra_toolsets) or None,
+        "toolsets": extra_toolsets or None,
         "capabilities": [durability],
         "output_type": output_type,
         "instructions": instructions,
@@ -95,6 +104,12 @@ async def run_agent(
         usage=dump_usage(result.usage),
         messages=result.all_messages(),
     )
+
+
+def _check_slot(slot: str | None, models: Mapping[str, Model]) -> None:
+    if slot is not None and slot not in models:
+        listed = ", ".join(sorted(models)) or "none"
+        raise UsageError(message=f"no model slot {slot!r}; there are: {listed}")
 
 
 async def _run(

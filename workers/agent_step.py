@@ -22,6 +22,7 @@ from planaria.protocol.values import ValueType
 
 from .agent_durability import Journal
 from .agent_effects import METADATA_KEY
+from .agent_hosted import HostedTool
 from .agent_loop import TURNS_MAX, AgentOutcome, run_agent
 
 REPAIRS_MAX = 3  # how often one attempt is asked again, unless the step says otherwise
@@ -75,7 +76,7 @@ class OutputCheck:
         raise ModelRetry(describe_findings(self.findings))
 
     def _find(self, output: Json) -> list[Finding]:
-        findings = validate_value(_schema_of(self.output), output)
+        findings = validate_value(schema_of(self.output), output)
         if not findings and self.value_type is not None:
             try:
                 # What the schema subset can't say (formats, tuples, bounds) only the type knows.
@@ -99,7 +100,7 @@ def build_agent(
         name=step["id"],
         instructions=step["with"].get("instructions"),
         output_type=_output_type(check.output),
-        tools=[_agent_tool(tool) for tool in tools],
+        tools=[make_agent_tool(tool) for tool in tools],
         retries={"tools": TOOL_RETRIES, "output": repairs_of(step)},
     )
     agent.output_validator(check.check)
@@ -116,6 +117,7 @@ async def run_generate(
     session_id: str,
     run_id: str,
     extra_toolsets: Sequence[AbstractToolset[Any]] = (),
+    hosted: Sequence[HostedTool] = (),
     value_type: ValueType | None = None,
     on_repair: Callable[[list[Finding]], None] | None = None,
     streaming: bool = False,
@@ -139,6 +141,7 @@ async def run_generate(
             session_id=session_id,
             run_id=run_id,
             extra_toolsets=extra_toolsets,
+            hosted=hosted,
             max_turns=step["with"].get("maxTurns", TURNS_MAX),
             streaming=streaming,
         )
@@ -170,16 +173,18 @@ def prompt_with_input(prompt: str, value: Json) -> str:
     return f"{prompt}\n\nInput:\n{shown}"
 
 
-def describe_findings(findings: Sequence[Finding]) -> str:
+def describe_findings(
+    findings: Sequence[Finding], heading: str = "The output does not fit the schema:"
+) -> str:
     """Returns the findings as lines that a model can act on."""
     lines = [f"- {finding.path}: {finding.message}" for finding in findings[:FINDINGS_SHOWN]]
     more = len(findings) - FINDINGS_SHOWN
     if more > 0:
         lines.append(f"- and {more} more")
-    return "The output does not fit the schema:\n" + "\n".join(lines)
+    return "\n".join([heading, *lines])
 
 
-def _agent_tool(tool: Tool) -> AgentTool[Any]:
+def make_agent_tool(tool: Tool) -> AgentTool[Any]:
     return AgentTool(
         tool.function,
         name=tool.name,
@@ -188,7 +193,7 @@ def _agent_tool(tool: Tool) -> AgentTool[Any]:
     )
 
 
-def _schema_of(output: Mapping[str, Json]) -> dict[str, Json]:
+def schema_of(output: Mapping[str, Json]) -> dict[str, Json]:
     if output["mode"] == "choice":
         return {"enum": list(output["values"])}
     types = {"text": "string", "object": "object", "array": "array"}
@@ -202,7 +207,7 @@ def _output_type(output: Mapping[str, Json]) -> Any:
     mode = output["mode"]
     if mode == "text":
         return str
-    schema = _schema_of(output)
+    schema = schema_of(output)
     if mode != "object":
         member = _MEMBER[mode]
         schema = {"type": "object", "properties": {member: schema}, "required": [member]}

@@ -13,7 +13,7 @@ from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, 
 from pydantic_ai.toolsets.function import FunctionToolsetTool
 from pydantic_ai.usage import RunUsage
 
-from planaria.protocol.errors import UsageError
+from planaria.protocol.errors import UsageError, ValueRefusedError
 
 from .agent_codec import dump_result, return_annotation
 from .agent_effects import ToolEffects
@@ -66,16 +66,23 @@ class Transports(ParameterTransports):
             if limited and self._effects.of("function", names, definition) != "read":
                 definition = replace(definition, timeout=UNLIMITED_SECONDS)
             tool = replace(
-                tool, tool_def=definition, call_func=_checked_call(tool.call_func, annotation)
+                tool,
+                tool_def=definition,
+                call_func=_checked_call(params.name, tool.call_func, annotation),
             )
         return replace(params, ctx=ctx, tool=tool)
 
 
 def _checked_call(
-    call: Callable[[dict[str, Any], RunContext[Any]], Awaitable[Any]], annotation: Any
+    name: str, call: Callable[[dict[str, Any], RunContext[Any]], Awaitable[Any]], annotation: Any
 ) -> Callable[[dict[str, Any], RunContext[Any]], Awaitable[Any]]:
     async def checked(args: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        return dump_result(await call(args, ctx), annotation)
+        result = await call(args, ctx)
+        try:
+            return dump_result(result, annotation)
+        except ValueRefusedError as error:
+            refusal = error.said_of(f"the result of tool {name!r} can't be recorded exactly")
+        raise refusal  # not chained, as in ToolRunner
 
     return checked
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planaria.protocol.codec import Json, hash_value
+from planaria.protocol.errors import describe_type
 from planaria.protocol.values import ValueType
 
 from .failures import StepConfigError
@@ -38,6 +39,21 @@ class Definition(Protocol):
     def models(self) -> Mapping[str, Any]: ...
 
 
+class ForkedDefinition:
+    """A definition with other models in some of its slots, as its fork was asked for."""
+
+    def __init__(self, definition: Definition, overrides: Mapping[str, str]) -> None:
+        self._definition = definition
+        self.models = {**definition.models, **overrides}
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        return self._definition.tools
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._definition, name)
+
+
 Load = Callable[[Mapping[str, Any]], Any]
 
 
@@ -45,25 +61,46 @@ class Definitions:
     """Loads each source once in a process; user code is imported here and nowhere before."""
 
     def __init__(self, modules_directory: Path, load: Load | None = None) -> None:
+        self._modules_directory = modules_directory
         self._load = load or (lambda source: load_parts(source, modules_directory))
         self._loaded: dict[str, Definition] = {}
 
     def find(self, source: Mapping[str, Any]) -> Definition:
-        """Returns the definition that a source names.
+        """Returns the definition that a source names; `within` leads from one to one it may call.
 
         Raises:
             UserCodeError: a module failed while it was loaded.
             StepConfigError: what the source names is no workflow.
         """
-        key = hash_value(source)
+        within = source.get("within") or ()
+        own = ("within", "overrides")  # of the run; many have the same entry
+        entry = {name: value for name, value in source.items() if name not in own}
+        key = hash_value(entry)
         if key not in self._loaded:
-            loaded: Any = self._load(source)
-            if not hasattr(loaded, "tools") or not hasattr(loaded, "models"):
-                message = f"{source.get('entry')!r} is a {type(loaded).__name__}, no Workflow"
+            self._loaded[key] = _check_definition(self._load(entry), repr(source.get("entry")))
+        found = self._loaded[key]
+        place = str(source.get("entry"))
+        for name in within:
+            inner = getattr(found, "workflows", {})
+            if name not in inner:
+                listed = ", ".join(sorted(inner)) or "none"
+                message = f"{place} has no workflow {name!r}; there are: {listed}"
                 raise StepConfigError(message=message)
-            found: Definition = loaded
-            self._loaded[key] = found
-        return self._loaded[key]
+            place = f"{place}/{name}"
+            found = _check_definition(inner[name], place)
+        overrides = source.get("overrides")
+        return ForkedDefinition(found, overrides) if overrides else found
+
+    def pin_of(self, source: Mapping[str, Any]) -> Path:
+        """Returns the folder of the modules that a source was pinned with."""
+        return self._modules_directory / str(source.get("modulesRef", ""))
+
+
+def _check_definition(loaded: Any, place: str) -> Definition:
+    if not hasattr(loaded, "tools") or not hasattr(loaded, "models"):
+        raise StepConfigError(message=f"{place} is {describe_type(loaded)}, no Workflow")
+    found: Definition = loaded
+    return found
 
 
 def find_tool(definition: Definition, name: str) -> Tool:

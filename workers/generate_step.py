@@ -1,20 +1,20 @@
 """An `ai.generate` step: its model slot, prompt and tools, run by the durable agent loop."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_ai import Agent, FunctionToolset
-from pydantic_ai import Tool as AgentTool
 from pydantic_ai.agent.abstract import AbstractAgent
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
+from pydantic_ai.toolsets import AbstractToolset
 
 from planaria.protocol.codec import Json
 from planaria.protocol.errors import UsageError
 from planaria.protocol.findings import Finding
 
-from .agent_effects import METADATA_KEY
 from .agent_loop import TURNS_MAX, run_agent
-from .agent_step import prompt_with_input, run_generate
+from .agent_step import make_agent_tool, prompt_with_input, run_generate
 from .definitions import Definition, Tool, find_model, find_tool
 from .failures import StepConfigError
 from .journal import Journal
@@ -22,9 +22,13 @@ from .session import Session, StepValues
 
 
 async def run_generate_step(
-    session: Session, values: StepValues, journal: Journal, definition: Definition
+    session: Session,
+    values: StepValues,
+    journal: Journal,
+    definition: Definition,
+    toolsets: Sequence[AbstractToolset[Any]] = (),
 ) -> Json:
-    """Returns the step's output.
+    """Returns the step's output; `toolsets` are there besides the step's tools.
 
     Raises:
         StepConfigError: the slot, its provider or a key is missing, or the agent is set up wrong.
@@ -42,7 +46,9 @@ async def run_generate_step(
     try:
         agent: Any = found if isinstance(found, AbstractAgent) else getattr(found, "agent", None)
         if agent is not None:
-            return await _run_own(agent, found, step, tools, session, values.input(), journal)
+            return await _run_own(
+                agent, found, step, tools, session, values.input(), journal, toolsets
+            )
         outcome = await run_generate(
             step,
             tools,
@@ -51,7 +57,8 @@ async def run_generate_step(
             journal=journal,
             session_id=session.id,
             run_id=session.run_id,
-            on_repair=lambda findings: _note_repair(session, journal, findings),
+            extra_toolsets=toolsets,
+            on_repair=lambda findings: note_repair(session, journal, findings),
         )
     except UserError as error:
         raise StepConfigError(message=f"model slot {slot!r}: {error}") from error
@@ -81,6 +88,21 @@ def resolve_model(slot: str, found: Any) -> Model:
         raise StepConfigError(message=f"model slot {slot!r} ({found!r}): {error}") from error
 
 
+def resolve_slot_model(definition: Definition, slot: str) -> Model:
+    """Returns the model of a slot; of an agent, the one that it was built with.
+
+    Raises:
+        StepConfigError: there is no such slot, or no model in it.
+    """
+    found = find_model(definition, slot)
+    agent: Any = found if isinstance(found, AbstractAgent) else getattr(found, "agent", None)
+    if agent is None:
+        return resolve_model(slot, found)
+    if agent.model is None:
+        raise StepConfigError(message=f"the agent in model slot {slot!r} has no model")
+    return resolve_model(slot, agent.model)
+
+
 async def _run_own(
     agent: Agent[Any, Any],
     worker: Any,
@@ -89,9 +111,12 @@ async def _run_own(
     session: Session,
     input: Json,
     journal: Journal,
+    toolsets: Sequence[AbstractToolset[Any]],
 ) -> Json:
     """Runs a user's own agent, with the step's tools besides its own."""
-    extra = [FunctionToolset([_agent_tool(tool) for tool in tools], id="step")] if tools else []
+    extra = list(toolsets)
+    if tools:
+        extra.append(FunctionToolset([make_agent_tool(tool) for tool in tools], id="step"))
     asked = step["with"]
     outcome = await run_agent(
         agent,
@@ -120,16 +145,7 @@ def _make_deps(slot: str, worker: Any) -> Any:
         raise StepConfigError(message=message) from error
 
 
-def _agent_tool(tool: Tool) -> AgentTool[Any]:
-    return AgentTool(
-        tool.function,
-        name=tool.name,
-        description=tool.description,
-        metadata={METADATA_KEY: {"effect": tool.effect}},
-    )
-
-
-def _note_repair(session: Session, journal: Journal, findings: list[Finding]) -> None:
+def note_repair(session: Session, journal: Journal, findings: list[Finding]) -> None:
     told = [
         {"code": f.code, "path": f.path, "message": "" if session.sensitive else f.message}
         for f in findings

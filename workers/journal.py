@@ -6,22 +6,20 @@ same. Calls are found by their position, whatever the order in which they arrive
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from planaria.blobstore import BlobStore
 from planaria.calls import CURRENT_CALL, CallContext
 from planaria.protocol.codec import Json, hash_value, sort_keys
-from planaria.protocol.effects import make_idempotency_key
-from planaria.protocol.errors import ProtocolError, RecordedError, shorten
-from planaria.protocol.ids import call_id
-from planaria.protocol.limits import INLINE_BYTES_MAX
-from planaria.protocol.payloads import Ref, load_value, read_field, split_payload
+from planaria.protocol.errors import ProtocolError, RecordedError
+from planaria.protocol.ids import call_id, sub_run_id
+from planaria.protocol.payloads import Ref, read_field
 from planaria.protocol.values import check_json
 
 from . import trace
 from .comparison import check_call, describe_difference, is_same, read_args, refuse_args
+from .effect_keys import EffectKeys
 from .failures import describe_call_error
 from .link import Link, Report, Reports
 from .outcomes import (
@@ -36,14 +34,17 @@ from .outcomes import (
 )
 from .records import History, Record, resume_session
 from .session import Session
+from .session_reports import SessionReports
+from .settlements import Settlements
 
 # What ends the session together with the outcome of a call, in one append.
 Ending = Callable[[Json, dict[str, Any] | None], Report]
 
 FAIL_CLOSED = frozenset({"once", "managed"})
+COMPOUND = "compound"  # a body that makes calls itself, each on record: it may be given up
 
 
-class Journal:
+class Journal(SessionReports):
     """One process's view of a session's log."""
 
     def __init__(
@@ -53,24 +54,15 @@ class Journal:
         blobs: BlobStore,
         scratch: str,
         history: History | None = None,
+        settlements: Settlements | None = None,
     ) -> None:
-        self._session = session
-        self._reports = reports
-        self._blobs = blobs
+        super().__init__(session, reports, blobs, history)
         self._scratch = scratch
-        self._history = history or History({}, Counter())
-        # Keys of calls on record are taken, whichever of several equal calls they were.
-        self._keys = {
-            record.started["idempotencyKey"]
-            for record in self._history.calls.values()
-            if record.kind == "tool_call"
-        }
-        self._equal_calls: Counter[str] = Counter()
+        self._settlements = settlements or Settlements()
+        self.keys = EffectKeys(session, self._history)
         self._running: dict[asyncio.Task[Outcome], str] = {}
-        self._ended_at: int | None = reports.last if self._history.is_ended else None
         self._has_warned = False
         self._is_cancelled = False
-        self._is_closed = False
 
     # -- calls -----------------------------------------------------------------------------
 
@@ -85,10 +77,14 @@ class Journal:
         body: Body,
         ending: Ending | None = None,
         details: Mapping[str, Json] | None = None,
+        is_compound: bool = False,
+        is_local: bool = False,
     ) -> Json:
         """Returns the outcome of a tool call, recorded or performed now.
 
-        `details` are further fields of its intent, for people; nothing is compared with them.
+        `details` are further fields of its intent, for people; nothing is compared with them. A
+        compound body is class `read` and makes calls of its own. A local effect concerns the
+        session alone: what another attempt did of the kind doesn't count.
 
         Raises:
             RecordedError: the tool raised, now or in an earlier process.
@@ -107,21 +103,69 @@ class Journal:
             assert effect not in FAIL_CLOSED, f"call {call} of class {effect} is on its way already"
         else:
             args = sort_keys(args)
-            key = self._make_key(tool_name, args)
+            key = self.keys.take(position, tool_name, args, is_local=is_local)
             started = make_tool_intent(call, position, caller, tool_name, args, effect, key)
             started.update(details or {})
             await self._wait_open()
-            inherited = None if effect == "read" else self._session.inherited.get(key)
+            inherited = None if effect == "read" else self.keys.find_success(key)
             if inherited is not None:
                 return await self._inherit(call, started, inherited, ending)
             self._open("harness.tool_call.started", started, linger=effect == "read")
         context = describe_call(self._session, call, key, self._scratch)
-        return await self._perform("tool_call", call, body, effect, ending=ending, context=context)
+        kind = COMPOUND if is_compound else effect
+        value = await self._perform("tool_call", call, body, kind, ending=ending, context=context)
+        if effect != "read":
+            self.keys.keep_success(key, value)
+        return value
+
+    async def request_sub_run(
+        self, *, position: str, tool_name: str, args: dict[str, Json], details: Mapping[str, Json]
+    ) -> Json:
+        """Returns the outcome of a call that the supervisor carries out, as a run of its own.
+
+        Nothing is performed here: the intent reserves the run's id, and the outcome comes from the
+        log or by a Settled message. A session may be put away while it waits.
+
+        Raises:
+            RecordedError: the supervisor recorded a failure.
+            ReplayMismatchError: another call stands at this position.
+        """
+        call = trace.alter_call_id(call_id(self._session.id, position))
+        args = {"subRunId": sub_run_id(self._session.run_id, call), **args}
+        check_json(args, path="$.args")
+        record = self._history.calls.get(call)
+        if record is not None:
+            check_call(self._session.id, position, record, "tool_call", tool_name)
+            self._check_args(record, position, tool_name, args)
+            if record.outcome is not None:
+                return self._release(record)
+        else:
+            args = sort_keys(args)
+            key = self.keys.take(position, tool_name, args)
+            started = make_tool_intent(call, position, "model", tool_name, args, "managed", key)
+            started.update(details)
+            await self._wait_open()
+            self._open("harness.tool_call.started", started, linger=False)
+        return self._release(await self._settlements.wait(call))
+
+    @property
+    def is_budgeted(self) -> bool:
+        """Says whether model requests have to reserve what they may use."""
+        return self._session.budget is not None
 
     async def request_model(
-        self, *, position: str, turn: int, request: Json, settings: Json, body: Body
+        self,
+        *,
+        position: str,
+        turn: int,
+        request: Json,
+        settings: Json,
+        body: Body,
+        reserve: dict[str, Json] | None = None,
     ) -> Json:
         """Returns a model's response, recorded or asked for now.
+
+        With `reserve`, what the request may use, nothing is asked before that is on disk.
 
         Raises:
             RecordedError: the model failed, now or in an earlier process.
@@ -137,6 +181,9 @@ class Journal:
                 self._warn_of_request(position, record, request)
             if record.outcome is not None:
                 return self._release(record)
+            if reserve is not None:
+                await self._wait_open()
+                self._append([("harness.model.repeated", {"callId": call, "reserve": reserve})])
         else:
             started = {
                 "callId": call,
@@ -146,9 +193,12 @@ class Journal:
                 "messages": request,
                 "settings": settings,
             }
+            if reserve is not None:
+                started["reserve"] = reserve
             await self._wait_open()
-            self._open("harness.model.called", started, linger=True)
-        return await self._perform("model", call, body, "read", turn=turn)
+            self._open("harness.model.called", started, linger=reserve is None)
+        waits = reserve is not None
+        return await self._perform("model", call, body, "read", turn=turn, waits=waits)
 
     async def operate(self, *, position: str, name: str, body: Body) -> Json:
         """Returns the result of another operation of the agent loop, recorded or done now.
@@ -174,63 +224,29 @@ class Journal:
         record = self._history.calls.get(call_id(self._session.id, position))
         return record is not None and record.outcome is not None
 
-    # -- other reports ---------------------------------------------------------------------
-
-    def warn(self, text: str) -> None:
-        """Records a warning, once however often it is replayed."""
-        self._note(shorten(text), "harness.warning", {"text": shorten(text)})
-
-    def note(self, kind: str, payload: dict[str, Any]) -> None:
-        """Records an event that is no call; the n-th of its type, once however often replayed."""
-        self._note(kind, kind, payload)
-
-    def end(self, report: Report) -> None:
-        """Records the end of the session's step; a second one is not recorded."""
-        if self._ended_at is None:
-            self._ended_at = self._append([report])
-
-    async def wait_ended(self) -> None:
-        """Waits until the end of the step is on disk."""
-        assert self._ended_at is not None, "the session has no end yet"
-        await self._reports.wait_committed(self._ended_at)
-
-    @property
-    def is_ended(self) -> bool:
-        """Says whether the end of the step has been reported."""
-        return self._ended_at is not None
-
-    @property
-    def is_settled(self) -> bool:
-        """Says whether the end of the step is on disk."""
-        return self._ended_at is not None and self._reports.is_committed(self._ended_at)
-
     # -- stopping --------------------------------------------------------------------------
 
     async def drain(self, seconds: float | None = None) -> None:
-        """Waits for every body that was started and its outcome's commit, as a session must."""
-        while self._running:
-            done, _ = await asyncio.wait(list(self._running), timeout=seconds)
+        """Waits for every body that was started and its outcome's commit, as a session must.
+
+        Not for compound ones, which may be waiting for a call that nobody begins any more.
+        """
+        while running := [task for task, kind in self._running.items() if kind != COMPOUND]:
+            done, _ = await asyncio.wait(running, timeout=seconds)
             if not done:
                 return
 
     def cancel(self) -> None:
         """Begins nothing any more, and gives up what changes nothing."""
         self._is_closed = self._is_cancelled = True
+        self._settlements.cancel()
         for task, effect in self._running.items():
-            if effect == "read":
+            if effect in ("read", COMPOUND):
                 task.cancel()
 
     def close(self) -> None:
         """Begins nothing any more: who asks for a new call waits for ever."""
         self._is_closed = True
-
-    def leave(self) -> None:
-        """Frees the link for the next session."""
-        self._reports.close()
-
-    async def wait_reported(self) -> None:
-        """Waits until everything that was reported is on disk."""
-        await self._reports.wait_committed(self._reports.last)
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -242,17 +258,6 @@ class Journal:
         trace.hit("C3")
         self._append([(kind, started)], linger=linger)
 
-    def _append(self, reports: Iterable[Report], *, linger: bool = False) -> int:
-        """Reports events, each with its large values in the blob store before it is sent."""
-        inline_bytes_max = -1 if self._session.sensitive else INLINE_BYTES_MAX
-        ready: list[Report] = []
-        for kind, payload in reports:
-            split, data = split_payload(payload, inline_bytes_max=inline_bytes_max)
-            for blob in data:
-                self._blobs.write(blob)
-            ready.append((kind, split))
-        return self._reports.append(ready, linger=linger)
-
     async def _perform(
         self,
         kind: str,
@@ -263,9 +268,10 @@ class Journal:
         turn: int | None = None,
         ending: Ending | None = None,
         context: CallContext | None = None,
+        waits: bool = False,
     ) -> Json:
         """Returns what a body gives, once that is on disk; goes on with it if the caller stops."""
-        intent = self._reports.last if effect != "read" else 0
+        intent = self._reports.last if waits or effect not in ("read", COMPOUND) else 0
         work = self._work(kind, call, body, intent, turn, ending, context)
         value, error = await asyncio.shield(self._start(work, effect))
         if error is not None:
@@ -345,32 +351,6 @@ class Journal:
             return self._load(read_field(record.outcome, record.field))
         raise RecordedError(**self._load(read_field(record.outcome, "error")))
 
-    def _load(self, value: Json | Ref) -> Json:
-        return load_value(value, self._blobs.read)
-
-    def _make_key(self, tool_name: str, args: Json) -> str:
-        equal = hash_value([tool_name, args])
-        while True:
-            nth = self._equal_calls[equal]
-            self._equal_calls[equal] += 1
-            key = make_idempotency_key(
-                run_id=self._session.run_id,
-                version_id=self._session.version_id,
-                step_path=self._session.step_path,
-                tool_name=tool_name,
-                args=args,
-                nth=nth,
-            )
-            if key not in self._keys:
-                self._keys.add(key)
-                return key
-
-    def _note(self, recorded_as: str, kind: str, payload: dict[str, Any]) -> None:
-        if self._history.notes[recorded_as] > 0:
-            self._history.notes[recorded_as] -= 1
-        elif not self._is_closed and self._ended_at is None:
-            self._append([(kind, payload)])
-
     def _check_args(self, record: Record, position: str, tool_name: str, args: Json) -> None:
         recorded = read_args(record)
         if not is_same(recorded, args):
@@ -395,6 +375,12 @@ class Journal:
 
 async def open_journal(session: Session, link: Link, blobs: BlobStore, scratch: str) -> Journal:
     """Returns the journal of a delivered session, with what its earlier processes recorded."""
-    reports = link.open_reports(session.id, session.incarnation, session.reported)
+    settlements = Settlements()
+    reports = link.open_reports(
+        session.id,
+        session.incarnation,
+        session.reported,
+        on_settled=lambda settled: settlements.take(settled.kind, settled.payload),
+    )
     history = await resume_session(session, link, reports) if session.has_history else None
-    return Journal(session, reports, blobs, scratch, history)
+    return Journal(session, reports, blobs, scratch, history, settlements)

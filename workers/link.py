@@ -20,6 +20,7 @@ from planaria.protocol.messages import (
     ReadHistory,
     Refused,
     Reply,
+    Settled,
     Stop,
     decode_trusted,
     encode_frame,
@@ -226,10 +227,22 @@ class Link:
         self._reports: Reports | None = None
         self._page: asyncio.Future[HistoryPage] | None = None
         self._page_after = 0
+        self._on_settled: Callable[[Settled], None] = _ignore
 
-    def open_reports(self, session_id: str, incarnation: int, reported: int) -> Reports:
-        """Returns the reports of the session that this process carries now."""
+    def open_reports(
+        self,
+        session_id: str,
+        incarnation: int,
+        reported: int,
+        on_settled: Callable[[Settled], None] | None = None,
+    ) -> Reports:
+        """Returns the reports of the session that this process carries now.
+
+        `on_settled` hears of its calls that the supervisor has carried out. One that ends before
+        this is in the history, which is read later.
+        """
         self._session_id = session_id
+        self._on_settled = on_settled or _ignore
         self._reports = Reports(
             self._sender,
             session_id,
@@ -251,6 +264,9 @@ class Link:
                     self._on_deliver(message.session)
                 case HistoryPage():
                     self._take_page(message)
+                case Settled():
+                    if message.sessionId == self._session_id:
+                        self._on_settled(message)
                 case Stop():
                     self._on_stop(message.reason)
                 case Refused():
@@ -291,3 +307,7 @@ class Link:
                 return await asyncio.wait_for(self._page, seconds)
             except TimeoutError:
                 seconds = min(2 * seconds, ANSWER_SECONDS_MAX)
+
+
+def _ignore(settled: Settled) -> None:
+    """Settled calls belong to sessions that wait for some."""

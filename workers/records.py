@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 from planaria.protocol.codec import hash_bytes
-from planaria.protocol.events import PAYLOADS, SCHEMA_VERSION, decode_event
+from planaria.protocol.events import PAYLOADS, SCHEMA_VERSION, TASKS, decode_event
 
 from .link import Link, Reports
 from .session import Session
@@ -19,7 +19,7 @@ _OPENING = {
     "harness.model.called": "model",
     "harness.operation.started": "operation",
 }
-_SUCCESSES = {
+SUCCESSES = {  # and the field that holds the value
     "harness.tool_call.succeeded": "result",
     "harness.model.responded": "response",
     "harness.operation.succeeded": "result",
@@ -27,7 +27,11 @@ _SUCCESSES = {
 _FAILURES = frozenset(
     {"harness.tool_call.failed", "harness.model.failed", "harness.operation.failed"}
 )
-_ENDING = frozenset({"harness.execute_step.succeeded", "harness.execute_step.failed"})
+_ENDING = frozenset(
+    f"harness.{task}.{end}" for task in TASKS.values() for end in ("succeeded", "failed")
+)
+# By the session itself, and neither a call nor a note that is counted.
+_UNCOUNTED = frozenset({"harness.model.repeated", "harness.memory.written"})
 
 
 @dataclass(slots=True)
@@ -55,11 +59,12 @@ class History:
 async def resume_session(session: Session, link: Link, reports: Reports) -> History:
     """Returns what earlier processes of the session recorded, and reports the take-over."""
     bodies = await link.read_history(session.id, session.incarnation, session.first_sequence - 1)
+    given = _take_given(bodies, session.last_sequence)
     resumed = {
         "incarnation": session.incarnation,
         "manifestHash": session.manifest_hash,
-        "replayedEvents": len(bodies),
-        "digest": hash_bytes(b"".join(bodies)),
+        "replayedEvents": len(given),
+        "digest": hash_bytes(b"".join(given)),
     }
     reports.append([("harness.session.resumed", resumed)])
     is_collecting = gc.isenabled()
@@ -85,22 +90,45 @@ def read_history(bodies: Iterable[bytes]) -> History:
         version, _, _, kind, _, _, _, _, incarnation, payload = msgpack.unpackb(body)
         if version != SCHEMA_VERSION or kind not in PAYLOADS:
             decode_event(body)
-        if incarnation is None or kind == "harness.session.resumed":
-            continue  # by the supervisor, or about the process: nothing that the session did
+        if incarnation is None:
+            _take_settled(history, kind, payload)
+            continue  # by the supervisor: nothing that the session did
+        if kind == "harness.session.resumed":
+            continue  # about the process
         trailing = None
         if kind in _OPENING:
             history.calls[payload["callId"]] = Record(_OPENING[kind], payload)
-        elif kind in _SUCCESSES:
+        elif kind in SUCCESSES:
             record = history.calls[payload["callId"]]
-            record.outcome, record.field = payload, _SUCCESSES[kind]
+            record.outcome, record.field = payload, SUCCESSES[kind]
         elif kind in _FAILURES:
             history.calls[payload["callId"]].outcome = payload
             if kind == "harness.model.failed":
                 trailing = payload["callId"]
         elif kind in _ENDING:
             history.is_ended = True
-        else:
+        elif kind not in _UNCOUNTED:
             history.notes[payload.get("text", kind)] += 1
     if trailing is not None:
         del history.calls[trailing]
     return history
+
+
+def _take_settled(history: History, kind: str, payload: dict[str, Any]) -> None:
+    """Notes the outcome of a call that the supervisor carried out."""
+    if kind in SUCCESSES or kind in _FAILURES:
+        record = history.calls.get(payload["callId"])
+        if record is not None:
+            record.outcome, record.field = payload, SUCCESSES.get(kind)
+
+
+def _take_given(bodies: list[bytes], last_sequence: int | None) -> list[bytes]:
+    """Returns what the delivery promised: outcomes by the supervisor may have come since."""
+    count = len(bodies)
+    while last_sequence is not None and count and _sequence_of(bodies[count - 1]) > last_sequence:
+        count -= 1
+    return bodies[:count]
+
+
+def _sequence_of(body: bytes) -> int:
+    return decode_event(body).sequence

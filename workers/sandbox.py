@@ -35,7 +35,8 @@ from .code_body import IMPORTS, CodeBody, SandboxError, SandboxLimits, make_fail
 
 ToolCall = Callable[[int, str, list[Json], dict[str, Json]], Awaitable[Json]]
 
-PARALLEL_CALLS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 1  # more would overrun the session's link
+# More would overrun the session's link; a fixer's try is itself a call, around those of its code.
+PARALLEL_CALLS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXCEPTION_NAMES = frozenset(get_args(monty.ExcType))
 # Values that the interpreter hands out as their text: taken for text they would pass as results.
@@ -343,14 +344,24 @@ def _translate(error: monty.MontyError, limits: SandboxLimits) -> SandboxError:
     if isinstance(error, monty.MontySyntaxError) or "The monty syntax parser does not" in text:
         return make_failure("syntax", text, display)
     if "feed time limit exceeded" in text:
-        message = f"it ran for more than {limits.execution_seconds} s"
+        message = (
+            f"it ran for more than {limits.execution_seconds} s, the most that a code step may "
+            "take without its tools: do less in it, or put the work into a tool"
+        )
         return make_failure("time_limit", message, display)
     if text.endswith(f"> {limits.output_bytes} bytes") and "memory limit exceeded" in text:
-        return make_failure("output_limit", f"it printed more than {limits.output_bytes} bytes")
+        message = f"it printed more than {limits.output_bytes} bytes: print less"
+        return make_failure("output_limit", message)
     if "memory limit exceeded" in text:
-        message = f"it needed more than {limits.memory_bytes} bytes of memory"
+        message = (
+            f"it needed more than {limits.memory_bytes} bytes of memory, the most that a code "
+            "step gets: work on less at a time, or put the work into a tool"
+        )
         return make_failure("memory_limit", message, display)
     if "suspension limit" in text and "exceeded" in text:
-        message = f"it made more than {limits.suspensions} tool calls"
+        message = (
+            f"it made more than {limits.suspensions} tool calls, the most that a code step may "
+            "make: take several steps, or a tool that does more at once"
+        )
         return make_failure("call_limit", message, display)
     return make_failure("raised", text, display)

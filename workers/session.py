@@ -1,7 +1,7 @@
 """One session as it was delivered, and what its step's expressions see."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planaria.blobstore import BlobStore
@@ -38,6 +38,20 @@ class Session:
     inherited: dict[str, Any]
     sensitive: bool
     environment: dict[str, str]
+    last_sequence: int | None = None
+    role: str = "worker"
+    task: str = "execute_step"
+    definition: dict[str, Any] = field(default_factory=dict)
+    definition_hash: str | None = None
+    tools: dict[str, Any] = field(default_factory=dict)  # descriptors, by name
+    models: dict[str, Any] = field(default_factory=dict)  # descriptors, by slot
+    fix: dict[str, Any] | None = None  # of a fixer: what failed, and what was tried
+    memory: tuple[str, ...] = ()
+    skills: tuple[dict[str, str], ...] = ()
+    cycle: dict[str, Any] | None = None
+    budget: dict[str, Any] | None = None
+    # (run id, version id), oldest first, of the runs that this one was forked from.
+    origins: tuple[tuple[str, str], ...] = ()
 
 
 def read_session(delivered: Mapping[str, Any], blobs: BlobStore) -> Session:
@@ -64,7 +78,27 @@ def read_session(delivered: Mapping[str, Any], blobs: BlobStore) -> Session:
         inherited=delivered["inherited"],
         sensitive=delivered["sensitive"],
         environment=delivered.get("environment") or {},
+        last_sequence=delivered.get("lastSequence"),
+        role=delivered.get("role", "worker"),
+        task=delivered.get("task", "execute_step"),
+        definition=delivered.get("definition") or {},
+        definition_hash=delivered.get("definitionHash"),
+        tools=delivered.get("tools") or {},
+        models=delivered.get("models") or {},
+        fix=delivered.get("fix"),
+        memory=tuple(delivered.get("memory") or ()),
+        skills=tuple(delivered.get("skills") or ()),
+        cycle=delivered.get("cycle") or _load_wrapped(context.get("cycle"), blobs),
+        budget=delivered.get("budget"),
+        origins=tuple((run, version) for run, version in delivered.get("origins") or ()),
     )
+
+
+def _load_wrapped(wrapped: Mapping[str, Any] | None, blobs: BlobStore) -> Any:
+    """Returns the value of {"v": value} or {"r": reference}; None where there is none."""
+    if wrapped is None:
+        return None
+    return load_value(wrapped["v"] if "v" in wrapped else Ref(wrapped["r"]), blobs.read)
 
 
 def find_scratch(directory: str, session: Session) -> str:
@@ -109,7 +143,7 @@ class StepValues:
 
     def unwrap(self, wrapped: Mapping[str, Any]) -> Json:
         """Returns the value of {"v": value} or {"r": reference}."""
-        return load_value(wrapped["v"] if "v" in wrapped else Ref(wrapped["r"]), self._blobs.read)
+        return _load_wrapped(wrapped, self._blobs)
 
     def _make_roots(self) -> dict[str, Any]:
         context = self._session.context
@@ -124,7 +158,7 @@ class StepValues:
             "itemKey": context["itemKey"],
             "steps": steps,
             "workflow": context["workflow"],
-            "cycle": context["cycle"],
+            "cycle": _load_wrapped(context["cycle"], self._blobs),
         }
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from planaria.protocol.codec import Json, sort_keys
-from planaria.protocol.errors import RecordedError
+from planaria.protocol.errors import RecordedError, ValueRefusedError
 from planaria.protocol.limits import UNACKNOWLEDGED_APPENDS_MAX
 
 from .definitions import Tool
@@ -35,7 +35,7 @@ class ToolRunner:
         """
         if tool.is_async:
             try:
-                return tool.returns.dump(await tool.function(**arguments))
+                return _dump_result(tool, await tool.function(**arguments))
             except Exception as error:
                 if not quiet:
                     traceback.print_exception(error)
@@ -49,7 +49,7 @@ class ToolRunner:
             if not quiet:
                 traceback.print_exception(raised)
             raise RecordedError(**describe_call_error(raised)) from raised
-        return tool.returns.dump(value)
+        return _dump_result(tool, value)
 
     def close(self) -> None:
         """Lets the threads end after what they are doing."""
@@ -67,6 +67,27 @@ def bind_arguments(tool: Tool, args: Sequence[Json], kwargs: Mapping[str, Json])
     except TypeError as error:
         raise RecordedError(name="TypeError", message=f"{tool.name}(): {error}") from error
     return sort_keys(dict(bound.arguments))
+
+
+def load_arguments(tool: Tool, bound: Json) -> dict[str, Any]:
+    """Returns arguments that code gave with the types that the tool declares.
+
+    Raises:
+        RecordedError: one doesn't fit; nothing was called.
+    """
+    try:
+        return tool.load_arguments(sort_keys(bound))
+    except ValueRefusedError as error:
+        refusal = error
+    raise RecordedError(name="TypeError", message=str(refusal))
+
+
+def _dump_result(tool: Tool, value: Any) -> Json:
+    try:
+        return tool.returns.dump(value)
+    except ValueRefusedError as error:
+        refusal = error.said_of(f"the result of tool {tool.name!r} can't be recorded exactly")
+    raise refusal  # not chained: pydantic's error would carry the value into tracebacks
 
 
 def _call(

@@ -12,11 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from planaria.protocol.events import TASKS
+
 POINTS = frozenset(f"C{number}" for number in range(16))
 _OPENING = frozenset(
     {"harness.tool_call.started", "harness.model.called", "harness.operation.started"}
 )
-_ENDING = frozenset({"harness.execute_step.succeeded", "harness.execute_step.failed"})
+_ENDING = frozenset(
+    f"harness.{task}.{end}" for task in TASKS.values() for end in ("succeeded", "failed")
+)
 _OUTCOMES = frozenset(
     f"harness.{kind}"
     for kind in "model.responded model.failed tool_call.succeeded tool_call.failed "

@@ -3,17 +3,18 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from planaria.blobstore import BlobStore
 from planaria.protocol.errors import EXIT_COMMIT_IO, ProtocolError
 from planaria.protocol.limits import GRACE_MS
-from planaria.protocol.messages import Refused
+from planaria.protocol.messages import Refused, encode_frame
 
 from .captured_output import CapturedOutput
 from .definitions import Definitions
+from .errands import do_errand
 from .journal import Journal, open_journal
 from .link import ANSWER_SECONDS, Link, Sender
 from .session import Session, StepValues, find_scratch, read_session
@@ -66,6 +67,7 @@ class Worker:
         )
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.steps = StepRunner(definitions or Definitions(directory / "artifacts" / "modules"))
+        self._sender = sender
         self._directory = directory
         self._blobs = WorkerBlobs(directory / "artifacts" / "blobs")
         self._effects_wait_seconds = effects_wait_seconds
@@ -78,6 +80,10 @@ class Worker:
     # -- orders ----------------------------------------------------------------------------
 
     def _deliver(self, delivered: dict[str, Any]) -> None:
+        if "errandId" in delivered:
+            self._session = asyncio.get_running_loop().create_task(self._do_errand(delivered))
+            self._session.add_done_callback(self._finish)
+            return
         if self._session is not None:
             # The commit of the last session's end came just before: its task may be ending still.
             assert self._journal is not None and self._journal.is_settled, "two sessions at once"
@@ -143,20 +149,29 @@ class Worker:
             await self._carry_out(session, journal)
         await journal.wait_ended()
 
-    def _outfit(self, session: Session) -> None:
+    async def _do_errand(self, delivered: dict[str, Any]) -> None:
+        self._output.begin(delivered["runId"], delivered["errandId"])
+        self._outfit(delivered["environment"], delivered["source"])
+        modules_directory = self._directory / "artifacts" / "modules"
+        done = await do_errand(delivered, modules_directory, self._blobs)
+        self._sender.send(encode_frame([done]))
+
+    def _outfit(self, environment: Mapping[str, str], source: Mapping[str, Any]) -> None:
         """Gives the process what its run names: variables, the folder it was admitted from."""
-        os.environ.update(session.environment)
-        folder = session.source.get("cwd")
+        os.environ.update(environment)
+        folder = source.get("cwd")
         if folder is not None and os.path.isdir(folder):
             os.chdir(folder)
 
     async def _carry_out(self, session: Session, journal: Journal) -> None:
         """Carries out the step and reports its end, after every call of it has been settled."""
-        attempt = Attempt(session, StepValues(session, self._blobs), journal)
+        values = StepValues(session, self._blobs)
+        attempt = Attempt(session, values, journal, str(self._directory))
         try:
             self._output.begin(session.run_id, session.id)
-            self._outfit(session)
-            end = make_success(await self.steps.run(attempt))
+            self._outfit(session.environment, session.source)
+            output = await self.steps.run(attempt)
+            end = make_success(session, output, attempt.metadata)
         except asyncio.CancelledError:
             reason = self._stop_reason
             if reason is None:
@@ -166,10 +181,10 @@ class Worker:
             journal.end(make_cancellation(session, reason))
             return
         except Exception as error:
-            end = make_failure(session, error)
+            end = make_failure(session, error, attempt.metadata)
         await journal.drain()
         self._output.end()
         try:
             journal.end(end)
         except ProtocolError as error:  # an output that is larger than a blob may be
-            journal.end(make_failure(session, error))
+            journal.end(make_failure(session, error, attempt.metadata))

@@ -1,6 +1,6 @@
 """The workflows of these tests, as texts: children load them from files, as they do a user's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PREAMBLE = """
@@ -12,7 +12,8 @@ LEDGER = "PLANARIA_TEST_LEDGER"
 def note(name, **more):
     context = current_call()
     facts = {"tool": name, "call": context.call_id, "key": context.idempotency_key,
-             "pid": os.getpid(), "session": context.session_id, **more}
+             "pid": os.getpid(), "session": context.session_id,
+             "at": time.time_ns() // 1000, **more}
     descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, json.dumps(facts).encode() + b"\\n")
     os.close(descriptor)
@@ -168,12 +169,18 @@ flow = Workflow("forging", tools=[forge], env=[LEDGER],
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A workflow of the sweeps, what comes of it, and how many different calls each tool gets."""
+    """A workflow of the sweeps, what comes of it, and how many different calls each tool gets.
+
+    `asks` says how often a function that notes its requests is asked when nothing is killed; with
+    `cycles_max` it is run as an outer loop.
+    """
 
     source: str
     output: Any
     keys: dict[str, int]
     input: Any = None
+    asks: dict[str, int] = field(default_factory=dict)
+    cycles_max: int | None = None
 
 
 CLASSES = Program(CLASSES_SOURCE, "sent 61", {"look": 2, "put": 3, "sum_up": 1, "send": 1})

@@ -11,13 +11,24 @@ from typing import Any
 
 from harness import Trial, try_faults
 from process_programs import CLASSES, MODEL, PARALLEL, RESUMED
+from role_programs import FIXED, LOOPED, ORCHESTRATED_FEW, PLANNED, PLANNED_LOOP
 
-PROGRAMS = {"classes": CLASSES, "parallel": PARALLEL, "resumed": RESUMED, "model": MODEL}
+PROGRAMS = {
+    "classes": CLASSES,
+    "parallel": PARALLEL,
+    "resumed": RESUMED,
+    "model": MODEL,
+    "planned": PLANNED,
+    "orchestrated": ORCHESTRATED_FEW,
+    "fixed": FIXED,
+    "looped": LOOPED,
+    "planned-loop": PLANNED_LOOP,
+}
 CHILD_POINTS = [f"C{number}" for number in range(16)]
-# S11 and S12 come with outer loops; S0 to S3 are passed once, in the start.
-SUPERVISOR_POINTS = [f"S{n}" for n in range(16) if n not in (11, 12)]
+SUPERVISOR_POINTS = [f"S{number}" for number in range(16)]  # S0 to S3: once, in the start
 # Only a resumed session is fast-forwarded; only a child's death brings the supervisor to S14.
 ONLY_RESUMED = {"C2", "S14"}
+ONLY_LOOPS = {"S11", "S12"}
 
 
 def main() -> int:
@@ -31,11 +42,13 @@ def main() -> int:
             for point in points:
                 if point in ONLY_RESUMED and name != "resumed":
                     continue
+                if point in ONLY_LOOPS and PROGRAMS[name].cycles_max is None:
+                    continue
                 trials = list(_sweep(Path(folder), name, point, arguments))
                 hits = sum(1 for _, trial in trials if trial.was_hit)
                 problems = [f"{n}: {trial.problem}" for n, trial in trials if trial.problem]
                 rows.append((name, point, hits, problems))
-                _say(f"{name:9} {point:4} {hits:3} kills, {len(problems)} findings")
+                _say(f"{name:12} {point:4} {hits:3} kills, {len(problems)} findings")
     _print_table(rows)
     found = sum(len(problems) for _, _, _, problems in rows)
     missed = [f"{name} {point}" for name, point, hits, _ in rows if hits == 0]
@@ -80,9 +93,9 @@ def _make_faults(point: str, n: int, bugs: list[str]) -> dict[str, Any]:
 
 
 def _print_table(rows: list[tuple[str, str, int, list[str]]]) -> None:
-    print(f"\n{'program':10}{'point':6}{'kills':>6}  findings")
+    print(f"\n{'program':13}{'point':6}{'kills':>6}  findings")
     for name, point, hits, problems in rows:
-        print(f"{name:10}{point:6}{hits:6}  {len(problems) or '-'}")
+        print(f"{name:13}{point:6}{hits:6}  {len(problems) or '-'}")
         for problem in problems:
             print("    " + problem.replace("\n", "\n    ")[:2_000])
 

@@ -8,9 +8,9 @@ import pytest
 from planaria.protocol.errors import IntegrityError, ProtocolError
 from planaria.protocol.events import (
     PAYLOADS,
+    ROLE_EVENTS,
     RUN_TERMINAL,
     VALUE_FIELDS,
-    WORKER_EVENTS,
     Event,
     check_payload,
     decode_event,
@@ -93,10 +93,10 @@ def test_unknown_type_is_refused() -> None:
 
 
 def test_worker_reports_nothing_that_decides_about_runs_steps_or_processes() -> None:
-    layers = {kind.split(".")[0] for kind in WORKER_EVENTS}
+    layers = {kind.split(".")[0] for kind in ROLE_EVENTS["worker"]}
 
     assert layers == {"harness", "StepRepairAttempted"}
-    assert not WORKER_EVENTS & RUN_TERMINAL
-    assert "harness.session.completed" not in WORKER_EVENTS
-    assert "harness.tool_call.unknown" not in WORKER_EVENTS
-    assert WORKER_EVENTS < PAYLOADS.keys() and RUN_TERMINAL < PAYLOADS.keys()
+    assert not ROLE_EVENTS["worker"] & RUN_TERMINAL
+    assert "harness.session.completed" not in ROLE_EVENTS["worker"]
+    assert "harness.tool_call.unknown" not in ROLE_EVENTS["worker"]
+    assert ROLE_EVENTS["worker"] < PAYLOADS.keys() and RUN_TERMINAL < PAYLOADS.keys()

@@ -21,6 +21,7 @@ from planaria.protocol.messages import (
     Refused,
     Reply,
     Request,
+    Settled,
     Stop,
     decode_frame,
     decode_trusted,
@@ -63,6 +64,12 @@ GOLDEN: list[tuple[Message, str]] = [
         "9192ac686973746f72795f7061676584a973657373696f6e4964a468735f31a6626f6469657391c4020102"
         "ac6c61737453657175656e63650ca46d6f7265c3",
     ),
+    (
+        Settled("hs_1", 2, "harness.tool_call.succeeded", {"callId": "call_1"}),
+        "9192a7736574746c656484a973657373696f6e4964a468735f31ab696e6361726e6174696f6e02a46b696e64bb"
+        "6861726e6573732e746f6f6c5f63616c6c2e737563636565646564a77061796c6f616481a663616c6c4964a663"
+        "616c6c5f31",
+    ),
     (Stop("cancel"), "9192a473746f7081a6726561736f6ea663616e63656c"),
     (
         Request(3, "get_run", {"runId": "run_1"}),
@@ -76,7 +83,7 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
 ]
 SENT_UP = [message for message, _ in GOLDEN if type(message) is not HistoryPage]
-CHECKED = [Hello(TOKEN, 1), GOLDEN[1][0], GOLDEN[2][0], Heartbeat(TOKEN), GOLDEN[9][0]]
+CHECKED = [Hello(TOKEN, 1), GOLDEN[1][0], GOLDEN[2][0], Heartbeat(TOKEN), Request(7, "ping", {})]
 
 
 @pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda v: type(v).__name__)

@@ -12,7 +12,8 @@ import pytest
 from planaria.cli import COMMANDS, main
 
 NAMES = (
-    "run check up down status runs show events logs ps resume wait result cancel verify doctor"
+    "run check up down status runs show replay events logs ps resume retry fork wait result cancel "
+    "verify doctor backup restore prune"
 ).split()
 HEAVY = {"zmq", "pydantic", "pydantic_ai", "apsw", "msgpack", "yaml", "psutil", "multiprocess"}
 LIST_MODULES = """

@@ -73,8 +73,8 @@ def test_document_without_its_module_has_findings(project: Path) -> None:
         ("flow", UsageError, "'flow' names no workflow: write path.py:name, module:name"),
         ("gone.py:flow", UsageError, "there is no file"),
         ("gone:flow", UsageError, "there is no module 'gone' on the import path"),
-        ("flow.py:flw", UsageError, "has nothing of that name; its workflows are: flow"),
-        ("flow.py:look", UsageError, "has a Tool there; its workflows are: flow"),
+        ("flow.py:flw", UsageError, "nothing of that name. The workflows of 'flow.py': flow"),
+        ("flow.py:look", UsageError, "it is a Tool. The workflows of 'flow.py': flow"),
         (
             "bad.py:x",
             UserCodeError,
@@ -115,6 +115,6 @@ def test_module_is_only_for_documents(project: Path) -> None:
 
     with pytest.raises(UsageError, match="--module goes with an LWIR file"):
         load_target("flow.py:flow", "parts.py")
-    with pytest.raises(UsageError, match="`models` in .*parts.py' is a int; expected a map"):
+    with pytest.raises(UsageError, match="`models` in .*parts.py' is an int; expected a map"):
         load_target("flow.json", "parts.py")
     assert collect_parts(None).tools == {}

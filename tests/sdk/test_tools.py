@@ -124,7 +124,7 @@ def test_arguments_are_loaded_with_their_declared_types() -> None:
 @pytest.mark.parametrize(
     ("args", "path", "reason"),
     [
-        ([], "$", "takes a map of arguments"),
+        ([], "$", "expected a map of arguments"),
         ({"persn": 1}, "$.persn", "no such argument; it has: person, times, note"),
         ({"times": 1}, "$.person", "needs this argument"),
         ({"person": {"name": "A", "level": "x"}}, "$.person.level", "'low' or 'high'"),

@@ -13,11 +13,12 @@ from typing import Any
 
 from planaria.protocol.blobs import blob_ref
 from planaria.protocol.codec import canonical_bytes, hash_bytes, hash_jcs, hash_value, unpack
-from planaria.protocol.effects import make_idempotency_key
+from planaria.protocol.effects import SUB_RUN_TOOLS, make_idempotency_key
 from planaria.protocol.errors import ALWAYS_FAIL_RUN
 from planaria.protocol.events import Event, decode_event, encode_event
-from planaria.protocol.ids import call_id
-from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Stop
+from planaria.protocol.ids import call_id, sub_run_id
+from planaria.protocol.messages import Committed, Deliver, HistoryPage, Refused, Settled, Stop
+from planaria.protocol.outer_loops import dump_manifest, parse_manifest
 from planaria.protocol.payloads import Ref, load_value, read_field
 from planaria.protocol.templates import parse_template
 from planaria.supervisor.fold import fold
@@ -26,6 +27,9 @@ from planaria.supervisor.kernel_messages import (
     AdmitRun,
     Answer,
     CancelRun,
+    DriveLoop,
+    ErrandEnded,
+    Feed,
     HistoryAsked,
     Kill,
     Launch,
@@ -36,8 +40,12 @@ from planaria.supervisor.kernel_messages import (
     Send,
     SendHistory,
     SessionReported,
+    StopLoop,
+    TellLoop,
     Tick,
+    WriteManifest,
 )
+from planaria.supervisor.outer_loop import describe_loop, load_loop
 from planaria.supervisor.plan import Plan, make_plan
 from planaria.supervisor.run_state import Now, RunState
 from planaria.supervisor.system_state import SystemState
@@ -57,6 +65,7 @@ class MemoryLibrary:
         self.blobs: dict[str, bytes] = {}
         self._unwritten: dict[str, bytes] = {}  # made in this turn; a crash loses them
         self._plans: dict[str, Plan] = {}
+        self.find_run: Callable[[str], RunState | None] = lambda run_id: None
 
     def write(self, data: bytes) -> dict[str, Any]:
         ref = blob_ref(data)
@@ -76,12 +85,27 @@ class MemoryLibrary:
 
     def plan(self, version_id: str, lock_ref: dict[str, Any]) -> Plan:
         if version_id not in self._plans:
-            lock = unpack(self.blobs[lock_ref["sha256"]])
+            lock = unpack(self.read(lock_ref))
             self._plans[version_id] = make_plan(version_id, lock)
         return self._plans[version_id]
 
     def value(self, value: Any) -> Any:
         return load_value(value, self.read)
+
+    def price(self, model: str, provider: str | None, inputs: int, outputs: int) -> float | None:
+        return None if model == "unpriced" else (inputs + 2 * outputs) / 1000
+
+    def cost(self, usage: dict[str, dict[str, int]]) -> float | None:
+        total = 0.0
+        for model, counts in usage.items():
+            cost = self.price(model, None, counts["input_tokens"], counts["output_tokens"])
+            if cost is None:
+                return None
+            total += cost
+        return total
+
+    def run(self, run_id: str) -> RunState | None:
+        return self.find_run(run_id)
 
 
 @dataclass
@@ -114,6 +138,7 @@ class Child:
     bodies: list[bytes] = field(default_factory=list)
     history_complete: bool = False
     sent: list[Any] = field(default_factory=list)
+    settled: dict[str, Any] = field(default_factory=dict)  # outcomes that the supervisor told
     is_stopping: bool = False
 
 
@@ -133,6 +158,7 @@ class World:
         self.effects = effects or {}
         self.random = random.Random(seed) if seed is not None else None
         self.library = MemoryLibrary()
+        self.library.find_run = lambda run_id: self.fold_log().get(run_id)
         self.log: list[bytes] = []
         self.ledger = Ledger()
         self.at = 1_700_000_000_000_000
@@ -147,11 +173,20 @@ class World:
         self.child_kills = 0
         self.answers: list[Answer] = []
         self.lossy = False
+        self.reserve: dict[str, Any] | None = None  # of every model call, for budgets
         self.is_doomed: Callable[[Child], bool] | None = None  # asked before a child does anything
         self.hold: Callable[[str], bool] | None = None
         # (step path, attempt, {"args"|"prompt": …}) -> result, in place of the tools and models.
         self.answer: Callable[[str, int, Any], Any] | None = None
+        # What a planner's, orchestrator's or fixer's model says: (session, turn, results so far)
+        # -> {"calls": [[tool, args], …]} or {"output": …, "metadata"?: …} or {"error": …}.
+        self.model: Callable[[dict[str, Any], int, list[Any]], dict[str, Any]] | None = None
         self.supervisor_crashes = 0
+        self.manifests: dict[str, bytes] = {}  # files of outer loops
+        self.notes: list[tuple[str, dict[str, Any]]] = []  # events of the system's own run
+        self.supervise: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        self.supervised: list[Any] = []  # every state that it was asked about
+        self.told_loops: list[dict[str, Any]] = []
         self._start()
 
     # -- the supervisor ------------------------------------------------------------------
@@ -165,9 +200,17 @@ class World:
             epoch=self.epoch, boot_id="boot", children_max=self.children_max, spares=self.spares
         )
         self.kernel = Kernel(system, self.library)
-        for run in self.fold_log().values():
+        folded = self.fold_log()
+        for run in folded.values():
             if not run.is_ended:
-                self._take(self.kernel.recover(run, self.now()))
+                self.kernel.load(run)
+        for loop_id, data in self.manifests.items():
+            loop = load_loop(parse_manifest(loop_id, data), self.library)
+            self.kernel.system.loops[loop_id] = loop
+            self.manifests[loop_id] = dump_manifest(loop.manifest())
+        for run_id in list(self.kernel.system.runs):
+            self._take(self.kernel.recover(run_id, self.now()))
+        self.inbox.extend(DriveLoop(loop_id) for loop_id in self.manifests)
 
     def fold_log(self) -> dict[str, RunState]:
         runs: dict[str, RunState] = {}
@@ -189,6 +232,10 @@ class World:
         self._point()
         for blob in turn.blobs:
             self.library.write(blob)
+        for loop_id, data in turn.files:
+            self.manifests[loop_id] = data
+            self._point()
+        self.notes.extend(turn.notes)
         if turn.events:
             self.log.extend(encode_event(event) for event in turn.events)
             self._point()
@@ -220,6 +267,14 @@ class World:
                     child.inbox.append(HistoryPage(action.session_id, bodies, action.upto, False))
             case Answer():
                 self.answers.append(action)
+            case WriteManifest():
+                loop = self.kernel.system.loops[action.loop_id]
+                self.manifests[action.loop_id] = dump_manifest(loop.manifest())
+            case TellLoop() | StopLoop():
+                loop = self.kernel.system.loops[action.loop_id]
+                self.told_loops.append(describe_loop(loop))
+            case Feed():
+                self.inbox.append(action.message)
 
     def crash(self) -> None:
         """SIGKILL of the supervisor: the children go with it, and a new one starts."""
@@ -251,6 +306,8 @@ class World:
         if child.inbox:
             message = child.inbox.popleft()
             match message:
+                case Deliver() if "errandId" in message.session:
+                    child.script = run_errand(self, child, message.session)
                 case Deliver():
                     child.session = message.session
                     child.reported = child.session["reported"]
@@ -264,6 +321,8 @@ class World:
                     child.bodies = message.bodies
                     child.history = [decode_event(b) for b in message.bodies]
                     child.history_complete = True
+                case Settled():
+                    child.settled[message.payload["callId"]] = message.payload
                 case Stop():
                     if message.reason in ("done", "shutdown"):
                         self.children.pop(child.process_id, None)
@@ -382,6 +441,11 @@ class World:
             "tools": {n: {"effect": self.effects.get(n, "read")} for n in self.tools},
             "models": {},
         }
+        self.admit_lock(lock, value, run_id, **more)
+
+    def admit_lock(
+        self, lock: dict[str, Any], value: Any, run_id: str = "run_1", **more: Any
+    ) -> None:
         ref = self.library.write(canonical_bytes(lock))
         message = AdmitRun(
             client=None,
@@ -424,6 +488,22 @@ def ask_history(child: Child) -> HistoryAsked:
     return HistoryAsked(child.process_id, *number)
 
 
+def run_errand(world: World, child: Child, body: dict[str, Any]) -> Any:
+    """Asks the user's `supervise`."""
+    yield None
+    context = body["context"]
+    cycles = [{**c, "output": read_wrapped(world, c["output"])} for c in context["cycles"]]
+    state = {"goal": context["goal"], "cycles": cycles}
+    world.supervised.append(state)
+    yield None
+    assert world.supervise is not None
+    try:
+        result, error = world.supervise(state), None
+    except RuntimeError as raised:
+        result, error = None, {"name": "RuntimeError", "message": str(raised)}
+    yield ErrandEnded(child.process_id, body["errandId"], result, error)
+
+
 def run_session(world: World, child: Child) -> Any:
     """Carries one session: yields messages to send, or "wait" while it needs an answer."""
     spec = child.session
@@ -464,6 +544,9 @@ def run_session(world: World, child: Child) -> Any:
             started[event.payload["callId"]] = event.payload
         elif event.type == "harness.model.responded":
             outcomes[event.payload["callId"]] = event
+    if spec["role"] != "worker":
+        yield from run_agent(world, child, append, committed, started, outcomes)
+        return
     roots = read_roots(world, spec["context"])
     step = spec["step"]
     if step["uses"] == "ai.generate":
@@ -482,14 +565,18 @@ def run_session(world: World, child: Child) -> Any:
         nth = counted[canonical_bytes([tool, args])]
         counted[canonical_bytes([tool, args])] += 1
         effect = world.effects.get(tool, "read")
-        key = make_idempotency_key(
-            run_id=spec["runId"],
-            version_id=spec["versionId"],
-            step_path=spec["stepPath"],
-            tool_name=tool,
-            args=args,
-            nth=nth,
-        )
+        # The own key first; a fork finds what it inherits under the keys of its origins.
+        key, *older = [
+            make_idempotency_key(
+                run_id=run_id,
+                version_id=version_id,
+                step_path=spec["stepPath"],
+                tool_name=tool,
+                args=args,
+                nth=nth,
+            )
+            for run_id, version_id in [[spec["runId"], spec["versionId"]], *spec["origins"]]
+        ]
         if call in outcomes:
             event = outcomes[call]
             if event.type.endswith("failed"):
@@ -514,8 +601,9 @@ def run_session(world: World, child: Child) -> Any:
             yield append(["harness.tool_call.started", payload])
             if effect != "read":
                 yield from committed()
-        if effect != "read" and key in spec["inherited"]:
-            results.append(read_wrapped(world, spec["inherited"][key]))
+        found = [spec["inherited"][k] for k in (key, *older) if k in spec["inherited"]]
+        if effect != "read" and found:
+            results.append(read_wrapped(world, found[0]))
             yield append(["harness.tool_call.succeeded", {"callId": call, "result": results[-1]}])
             continue
         while world.hold is not None and world.hold(tool):
@@ -553,6 +641,103 @@ def run_session(world: World, child: Child) -> Any:
     yield from committed()
 
 
+def run_agent(
+    world: World, child: Child, append: Any, committed: Any, started: Any, outcomes: Any
+) -> Any:
+    """Carries a planner's, orchestrator's or fixer's session: turns of a model and its calls."""
+    spec = child.session
+    task = spec["task"]
+    results: list[Any] = []
+    said: dict[str, Any] = {}
+    for turn in range(100):
+        said = yield from ask_model(
+            world, spec, append, committed, turn, results, started, outcomes
+        )
+        if "calls" not in said:
+            break
+        calls = []
+        for index, (tool, args) in enumerate(said["calls"]):
+            calls.append((call_id(spec["sessionId"], f"t{turn}.{index}"), tool, args))
+            if calls[-1][0] not in started:
+                yield append(["harness.tool_call.started", make_intent(world, spec, *calls[-1])])
+        yield from committed()
+        for call, tool, args in calls:
+            if call in outcomes:
+                payload = outcomes[call].payload
+            elif tool in SUB_RUN_TOOLS:
+                while call not in child.settled and not child.is_stopping:
+                    yield "wait"
+                payload = child.settled.get(call)
+            else:
+                world.ledger.note(tool, call, f"idem_{call}", args)
+                yield None
+                payload = {"callId": call, "result": world.tools[tool](args)}
+                yield append(["harness.tool_call.succeeded", payload])
+                yield from committed()
+            if payload is None:
+                error = step_error("cancelled: the session was stopped")
+                yield append([f"harness.{task}.failed", {"error": error}])
+                yield from committed()
+                return
+            results.append(world.library.value(read_field(payload, "result")))
+    more = {"metadata": said["metadata"]} if "metadata" in said else {}
+    if "error" in said:
+        yield append([f"harness.{task}.failed", {"error": step_error(said["error"]), **more}])
+    else:
+        yield append([f"harness.{task}.succeeded", {"output": said["output"], **more}])
+    yield from committed()
+
+
+def ask_model(
+    world: World,
+    spec: dict[str, Any],
+    append: Any,
+    committed: Any,
+    turn: int,
+    results: list[Any],
+    started: Any,
+    outcomes: Any,
+) -> Any:
+    """Returns what the model of an agent says in a turn, recorded or asked for now."""
+    call = call_id(spec["sessionId"], f"m{turn}")
+    if call in outcomes:
+        return world.library.value(read_field(outcomes[call].payload, "response"))
+    reserve = {"reserve": world.reserve} if world.reserve is not None else {}
+    if call not in started:
+        asked = {"requestHash": hash_value(results), "messages": results, "settings": {}}
+        number = {"callId": call, "position": f"m{turn}", "turn": turn}
+        yield append(["harness.model.called", {**number, **asked, **reserve}])
+        yield from committed() if reserve else ()
+    elif reserve:
+        yield append(["harness.model.repeated", {"callId": call, **reserve}])
+        yield from committed()
+    world.ledger.note("model", call, call, results)
+    yield None
+    assert world.model is not None
+    said = world.model(spec, turn, results)
+    usage = {"requests": 1, "input_tokens": 3, "output_tokens": 5}
+    done = {"callId": call, "turn": turn, "response": said, "usage": usage, "model": "sim"}
+    yield append(["harness.model.responded", done])
+    return said
+
+
+def make_intent(
+    world: World, spec: dict[str, Any], call: str, tool: str, args: dict[str, Any]
+) -> dict[str, Any]:
+    is_sub_run = tool in SUB_RUN_TOOLS
+    if is_sub_run:
+        args = {**args, "subRunId": sub_run_id(spec["runId"], call)}
+    return {
+        "callId": call,
+        "position": "t",
+        "caller": "model",
+        "toolName": tool,
+        "args": args,
+        "effect": "managed" if is_sub_run else world.effects.get(tool, "read"),
+        "idempotencyKey": f"idem_{call}",
+    }
+
+
 def answer_call(world: World, spec: dict[str, Any], tool: str, args: Any) -> Any:
     if world.answer is not None:
         return world.answer(spec["stepPath"], spec["attempt"], {"args": args})
@@ -587,7 +772,7 @@ def generate(
             )
             yield from committed()
             return
-        usage = {"inputTokens": 3, "outputTokens": 5}
+        usage = {"requests": 1, "input_tokens": 3, "output_tokens": 5}
         done = {"callId": call, "turn": 0, "response": result, "usage": usage, "model": "sim"}
         yield append(["harness.model.responded", done])
     yield append(["harness.execute_step.succeeded", {"output": result}])
@@ -621,7 +806,7 @@ def read_roots(world: World, context: dict[str, Any]) -> dict[str, Any]:
         "itemKey": context["itemKey"],
         "steps": steps,
         "workflow": context["workflow"],
-        "cycle": None,
+        "cycle": read(context["cycle"]),
     }
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import msgpack
 
 from planaria.protocol.blobs import blob_ref
-from planaria.protocol.events import Event, encode_event
+from planaria.protocol.events import TASKS, Event, encode_event
 from planaria.protocol.ids import SYSTEM_RUN_ID, call_id, session_id
+from planaria.protocol.manifests import hash_manifest
 from planaria.supervisor.checker import Row, Violation, check_log
 
 DATABASE_ID = "0f" * 16
@@ -31,7 +32,34 @@ DOCUMENT = {
     ]
 }  # fmt: skip
 LOCK = msgpack.packb({"lwir": DOCUMENT})
+DEFINITION_HASH = "sha256:0"
 ERROR = {"name": "E", "message": "m", "causeCode": "step_failed", "retriable": True}
+
+
+def make_manifest(role: str, path: str, version: str) -> dict[str, Any]:
+    """Returns a manifest with the fields of a role, written down here once more."""
+    shared = {"harnessId": f"planaria.{role}/1", "skillsHash": "sha256:s", "memoryStoreIds": []}
+    agent = {**shared, "systemPromptHash": "sha256:p", "globalToolsHash": "sha256:t"}
+    worker = {
+        **shared,
+        "workflowDefinitionHash": DEFINITION_HASH,
+        "workflowVersionId": version,
+        "stepPath": path,
+        "stepConfigHash": "sha256:c",
+        "allowedToolsHash": "sha256:t",
+    }
+    match role:
+        case "planner":
+            return {
+                **agent, "plannerModelSlotId": "m", "workflowDefinitionHash": DEFINITION_HASH
+            }  # fmt: skip
+        case "orchestrator":
+            more = {"availableWorkflows": [], "maxConcurrentSubRuns": 10}
+            return {**agent, "orchestratorModelSlotId": "m", **more}
+        case "fixer":
+            more = {"fixerModelSlotId": "m", "fixerSystemHash": "sha256:f", "fixerMaxAttempts": 2}
+            return {**worker, **more}
+    return worker
 
 
 class LogBuilder:
@@ -44,6 +72,7 @@ class LogBuilder:
         self.mono = 0
         self.at = 1_000_000
         self.chains: dict[str, int] = {}
+        self.manifest_hashes: dict[str, str] = {}  # session -> hash
 
     def add(
         self,
@@ -81,7 +110,7 @@ class LogBuilder:
         lock = self.blob(LOCK)
         admission = {
             "workflowId": "w",
-            "workflowDefinitionHash": "sha256:0",
+            "workflowDefinitionHash": DEFINITION_HASH,
             "trigger": "api",
             "input": 1,
             "inputHash": "sha256:1",
@@ -106,16 +135,24 @@ class LogBuilder:
         payload = {"stepPath": path, "stepId": step, "visitIndex": visit, "attempt": attempt}
         started = {**payload, "uses": "tool.call", "sessionId": session, **more}
         self.add("StepAttemptStarted", started)
+        self.open_session(session, path, attempt)
+        return session
+
+    def open_session(
+        self, session: str, path: str, attempt: int = 1, role: str = "worker", run: str = "run_a",
+        version: str = "wv_1", **fields: Any,
+    ) -> None:  # fmt: skip
+        manifest = {**make_manifest(role, path, version), **fields}
         opened = {
-            "role": "worker",
-            "task": "execute_step",
+            "role": role,
+            "task": TASKS[role],
             "stepPath": path,
             "attempt": attempt,
-            "manifest": {},
-            "manifestHash": "sha256:m",
+            "manifest": manifest,
+            "manifestHash": hash_manifest(manifest),
         }
-        self.add("harness.session.started", opened, session)
-        return session
+        self.manifest_hashes[session] = opened["manifestHash"]
+        self.add("harness.session.started", opened, session, run=run)
 
     def process(self, session: str, incarnation: int = 1, pid: int | None = None) -> None:
         payload = {
@@ -136,7 +173,7 @@ class LogBuilder:
         given = [encode_event(e) for e in self.events if e.session_id == session]
         payload = {
             "incarnation": incarnation,
-            "manifestHash": "sha256:m",
+            "manifestHash": self.manifest_hashes[session],
             "replayedEvents": len(given),
             "digest": "sha256:" + sha256(b"".join(given)).hexdigest(),
             **more,
@@ -321,9 +358,8 @@ def make_clean_log() -> LogBuilder:
         "uses": "tool.call", "sessionId": session_id("run_a", "each[l].work", 1),
         "branchPath": "each[l]",
     })  # fmt: skip
-    opening = {"role": "worker", "task": "execute_step", "stepPath": "each[l].work", "attempt": 1}
     session = session_id("run_a", "each[l].work", 1)
-    log.add("harness.session.started", {**opening, "manifest": {}, "manifestHash": "m"}, session)
+    log.open_session(session, "each[l].work")
     log.end_session(session, by=None, failed=True)
     log.end_step("each[l].work", "work", failed=True, branchPath="each[l]")
     log.add("ParallelBranchFailed", {**two, "error": ERROR})

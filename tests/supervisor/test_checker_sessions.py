@@ -255,6 +255,18 @@ def ask_twice_in_one_process(log: LogBuilder, session: str) -> None:
     log.model(session)
 
 
+def repeat_in_one_process(log: LogBuilder, session: str) -> None:
+    call = log.model(session)
+    log.add("harness.model.repeated", {"callId": call, "reserve": None}, session, 1)
+
+
+def repeat_an_ended_call(log: LogBuilder, session: str) -> None:
+    call = log.model(session)
+    log.model_end(session, call)
+    resume_with()(log, session)
+    log.add("harness.model.repeated", {"callId": call, "reserve": None}, session, 2)
+
+
 def start_once_twice(log: LogBuilder, session: str) -> None:
     log.tool_end(session, log.tool(session))
     log.tool(session)
@@ -297,11 +309,13 @@ CALL_CHANGES = [
     ("I12", ask_again_after_the_response),
     ("I12", ask_something_else_again),
     ("I12", leave_model_open),
+    ("I12", repeat_an_ended_call),
     ("I13", make_an_id_up),
     ("I13", leave_a_hole),
     ("I13", invent_a_position),
     ("I13", open_too_many),
     ("I15", ask_twice_in_one_process),
+    ("I15", repeat_in_one_process),
     ("I15", start_once_twice),
     ("I16", take_over_a_lost_call),
     ("I16", forget_a_lost_call),

@@ -8,7 +8,7 @@ from programs import call, document
 from test_programs import make_tools
 from world import Child, World
 
-from planaria.protocol.events import PAYLOADS, WORKER_EVENTS
+from planaria.protocol.events import PAYLOADS, ROLE_EVENTS
 from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX, SESSION_EVENTS_MAX
 from planaria.protocol.messages import Committed, Refused
 from planaria.supervisor.kernel import Turn
@@ -143,7 +143,7 @@ def test_event_of_a_wrong_form_is_refused_with_all_others_of_its_append(event: A
     check_refused(handle(world, report(child, WARNING, event)), "protocol")
 
 
-@pytest.mark.parametrize("kind", sorted(PAYLOADS.keys() - WORKER_EVENTS))
+@pytest.mark.parametrize("kind", sorted(PAYLOADS.keys() - ROLE_EVENTS["worker"]))
 def test_event_that_is_not_for_workers_is_refused(kind: str) -> None:
     world, child = open_world()
     payload = {name: "x" for name in PAYLOADS[kind][0]}
@@ -151,7 +151,7 @@ def test_event_that_is_not_for_workers_is_refused(kind: str) -> None:
     check_refused(handle(world, report(child, [kind, payload])), "protocol")
 
 
-@pytest.mark.parametrize("kind", sorted(WORKER_EVENTS))
+@pytest.mark.parametrize("kind", sorted(ROLE_EVENTS["worker"]))
 def test_payload_of_any_wrong_form_is_refused(kind: str) -> None:
     required, _ = PAYLOADS[kind]
     full = {name: "x" for name in required}

@@ -11,10 +11,12 @@ from planaria.protocol.events import Event
 from planaria.protocol.messages import Reply, Request
 from planaria.supervisor import versions
 from planaria.supervisor.blobs import BlobStore
+from planaria.supervisor.data_directory import DataDirectory
 from planaria.supervisor.desk import Desk
 from planaria.supervisor.kernel import Kernel
 from planaria.supervisor.kernel_messages import AdmitRun
 from planaria.supervisor.library import BlobLibrary
+from planaria.supervisor.loop_files import LoopFiles
 from planaria.supervisor.run_state import RunState
 from planaria.supervisor.system_state import SystemState
 
@@ -45,10 +47,12 @@ class _EmptyLog:
 
 def make_desk(directory: Path) -> tuple[Desk, Kernel, _EmptyLog]:
     blobs = BlobStore(directory)
-    library = BlobLibrary(blobs)
-    kernel = Kernel(SystemState(epoch=1, boot_id="b"), library)
     log: Any = _EmptyLog()
-    return Desk(kernel, log, library, blobs, {}), kernel, log
+    library = BlobLibrary(blobs, log)
+    system = SystemState(epoch=1, boot_id="b")
+    kernel = Kernel(system, library)
+    loops = LoopFiles(DataDirectory(directory), system, library)
+    return Desk(kernel, log, library, blobs, loops, {}), kernel, log
 
 
 def ask(run_id: str) -> Request:
@@ -74,7 +78,7 @@ def test_lock_that_is_known_is_not_checked_again(
 ) -> None:
     desk, _, _ = make_desk(tmp_path)
     first = start(desk, "run_1")
-    monkeypatch.setattr(versions, "validate_lwir", None)
+    monkeypatch.setattr(versions, "check_lock", None)
 
     second = start(desk, "run_2")
 

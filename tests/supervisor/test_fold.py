@@ -10,7 +10,7 @@ from test_programs import make_tools
 from world import World
 
 from planaria.protocol.errors import ProtocolError
-from planaria.protocol.events import PAYLOADS, Event, decode_event, encode_event
+from planaria.protocol.events import PAYLOADS, TASKS, Event, decode_event, encode_event
 from planaria.supervisor.fold import fold
 from planaria.supervisor.illegal import IllegalEventError
 from planaria.supervisor.plan import Plan, ScopePlan, StepPlan
@@ -156,11 +156,23 @@ def test_payload_without_its_fields_is_refused(kind: str) -> None:
 
 def test_every_event_type_of_a_run_was_folded_here() -> None:
     seen = {event.type for event in pool()}
-    only_elsewhere = {"SupervisorStarted", "SupervisorStopped", "RunRecorded"}
+    only_elsewhere = {"SupervisorStarted", "SupervisorStopped", "RunRecorded", "RunPruned"}
     by_agents = {kind for kind in PAYLOADS if kind.startswith(("harness.model", "harness.op"))}
+    by_roles = {f"harness.{task}.{end}" for task in TASKS.values() for end in _ENDS}
+    in_test_roles = {"SubRunRequested", "SubRunSettled"} | by_roles
+    in_test_openings = {"RunReopened", "RunForked", "BudgetReserved", "BudgetSettled"}
+    in_test_openings |= {"BudgetExhausted", "harness.model.repeated"}
+    in_test_openings |= {"OuterLoopStarted", "OuterLoopCycleCompleted"}
     rest = {"StepRepairAttempted", "harness.warning", "ParallelGroupTimedOut", "RunCancelled"}
+    rest |= {"harness.memory.written"}
 
-    assert PAYLOADS.keys() - seen <= only_elsewhere | by_agents | rest
+    assert (
+        PAYLOADS.keys() - seen
+        <= only_elsewhere | by_agents | in_test_roles | in_test_openings | rest
+    )
+
+
+_ENDS = ("succeeded", "failed")
 
 
 def test_decision_recorded_once_is_never_evaluated_again() -> None:

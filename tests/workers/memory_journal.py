@@ -52,6 +52,8 @@ class MemoryJournal:
         self.points = 0
         self._die_at = die_at
         self._dead = False
+        self.is_budgeted = False
+        self.reserves: list[Any] = []
         self._warned = False
         self._pending: set[asyncio.Task[Any]] = set()
 
@@ -65,13 +67,22 @@ class MemoryJournal:
         effect: str,
         details: Any,
         body: Body,
+        is_local: bool = False,
     ) -> Any:
         known = {"caller": caller, "tool": tool_name, "args": args, "effect": effect, **details}
         return await self._perform("tool", position, [tool_name, args], known, body)
 
     async def request_model(
-        self, *, position: str, turn: int, request: Any, settings: Any, body: Body
+        self,
+        *,
+        position: str,
+        turn: int,
+        request: Any,
+        settings: Any,
+        body: Body,
+        reserve: Any = None,
     ) -> Any:
+        self.reserves.append(reserve)
         details = {"turn": turn, "request": request, "settings": settings}
         return await self._perform("model", position, request, details, body)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from planaria.protocol.events import Event, check_payload, decode_event, encode_event
+from planaria.protocol.events import TASKS, Event, check_payload, decode_event, encode_event
 from planaria.protocol.messages import (
     Append,
     Committed,
@@ -15,6 +15,7 @@ from planaria.protocol.messages import (
     HistoryPage,
     ReadHistory,
     Refused,
+    Settled,
     Stop,
     decode_frame,
     encode_frame,
@@ -27,6 +28,7 @@ RUN_ID = "run_1"
 DEADLINE_SECONDS = 10.0
 _OPENING = (".started", ".called")
 _CLOSING = (".succeeded", ".failed", ".responded")
+TASK_ENDS = {f"harness.{task}.{end}" for task in TASKS.values() for end in ("succeeded", "failed")}
 
 
 class ProcessExit(BaseException):
@@ -60,6 +62,10 @@ class SessionLog:
         for body in self.bodies:
             event = decode_event(body)
             if event.incarnation is None:
+                if event.type in ("harness.tool_call.succeeded", "harness.tool_call.failed"):
+                    if event.payload["callId"] not in log.open_calls:
+                        continue  # its call isn't on record any more
+                    log.open_calls.remove(event.payload["callId"])
                 log.bodies.append(body)
             elif log.reported < reported:
                 log.bodies.append(body)
@@ -69,7 +75,7 @@ class SessionLog:
     def note(self, event: Event) -> None:
         self.reported += 1
         kind = event.type
-        if "execute_step" in kind:
+        if kind in TASK_ENDS:
             self.end = event
         elif kind.endswith(_OPENING):
             assert event.payload["callId"] not in self.open_calls
@@ -97,6 +103,7 @@ class MemorySupervisor:
         self.is_holding = False  # takes frames without answering
         self.held: list[bytes] = []
         self.on_end: Callable[[SessionLog], None] = lambda log: None
+        self.on_recorded: Callable[[SessionLog, str, dict[str, Any]], None] = lambda *_: None
         self._wire = wire or Wire()
         self._page_events = page_events
         self._answers = 0
@@ -121,7 +128,7 @@ class MemorySupervisor:
     def answer(self, message: Any) -> None:
         assert self.take is not None
         times = 1
-        if not isinstance(message, Deliver | Stop):  # nobody sends these again
+        if not isinstance(message, Deliver | Settled | Stop):  # nobody sends these again
             self._answers += 1
             times = self._wire.to_child(self._answers)
         for _ in range(times):
@@ -149,6 +156,7 @@ class MemorySupervisor:
                     return
                 check_payload(kind, payload)
                 self._record(log, kind, payload, log.incarnation)
+                self.on_recorded(log, kind, payload)
         self.answer(Committed(message.sessionId, message.incarnation, log.reported))
         if log.end is not None:
             self.on_end(log)
@@ -185,6 +193,7 @@ class MemorySupervisor:
         log.incarnation += 1
         if not log.bodies:
             manifest = {"role": "worker", "task": "execute_step", "stepPath": "s", "attempt": 1}
+            manifest.update({k: delivery[k] for k in ("role", "task") if k in delivery})
             manifest.update(manifest={}, manifestHash="sha256:0")
             self._record(log, "harness.session.started", manifest, None)
         started = {"sessionId": delivery["sessionId"], "incarnation": log.incarnation}
@@ -203,6 +212,16 @@ class MemorySupervisor:
             )
         )
 
+    def settle(self, log: SessionLog, call: str, result: Any, *, is_told: bool = True) -> None:
+        """Records the outcome of a call that the supervisor carries out, and tells the child."""
+        payload = {"callId": call, "result": result}
+        kind = "harness.tool_call.succeeded"
+        self._record(log, kind, payload, None)
+        log.open_calls.remove(call)
+        if is_told:
+            session_id = log.delivery["sessionId"]
+            self.answer(Settled(session_id, log.incarnation, kind, payload))
+
     def stop(self, reason: str) -> None:
         self.answer(Stop(reason))
 
@@ -217,6 +236,7 @@ def make_delivery(
     inherited: dict[str, Any] | None = None,
     sensitive: bool = False,
     context: dict[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     return {
         "sessionId": session_id,
@@ -243,6 +263,7 @@ def make_delivery(
         "manifestHash": "sha256:0",
         "inherited": inherited or {},
         "sensitive": sensitive,
+        **more,
     }
 
 
@@ -330,6 +351,7 @@ def carry(
     wire: Wire | None = None,
     page_events: int = 1_000,
     options: dict[str, Any] | None = None,
+    on_recorded: Callable[[MemorySupervisor, SessionLog, str, dict[str, Any]], None] | None = None,
     **delivery: Any,
 ) -> SessionLog:
     """Returns a session's log after a process has carried it to its end."""
@@ -337,6 +359,8 @@ def carry(
 
     async def run() -> None:
         supervisor = MemorySupervisor(wire=wire, page_events=page_events)
+        if on_recorded is not None:
+            supervisor.on_recorded = lambda *event: on_recorded(supervisor, *event)
         process = Process(supervisor, directory, definition, **(options or {}))
         await process.carry(log)
         assert 0 == await process.stop()
