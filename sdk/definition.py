@@ -30,6 +30,7 @@ from .runnable import Runnable, collect_workflows
 from .snapshot import Snapshot, make_source, store_snapshot
 from .tools import Tool
 
+AGENT_LIBRARY = "pydantic_ai"
 _LOADED_SUFFIX = "__planaria"  # a file is loaded under another name, never as __main__
 _TRACEBACK_CHARS_MAX = 8_000
 
@@ -132,12 +133,15 @@ def _make_source_of(origin: Origin, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _describe_place(workflow: Any) -> dict[str, Any]:
-    """Returns the working directory of children, and the variables that they see.
+    """Returns the working directory of children, the variables that they see, what they import.
 
     Those of the workflows that it may start are among them: their children have the same source.
     """
     names = dict.fromkeys(name for one in _family(workflow) for name in one.env)
-    return {"cwd": os.getcwd(), "env": list(names)}
+    place = {"cwd": os.getcwd(), "env": list(names)}
+    if AGENT_LIBRARY in sys.modules:  # children load it too, and there are some that have it
+        return {**place, "importsAgents": True}
+    return place
 
 
 def _family(workflow: Any) -> list[Runnable]:

@@ -243,6 +243,8 @@ def _check_source(source: Any) -> dict[str, Any]:
         names = source.get(field, [])
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise TypeError(f"source.{field} isn't a list of names")
+    if not isinstance(source.get("importsAgents", False), bool):
+        raise TypeError("source.importsAgents isn't a truth value")
     return copy.deepcopy(source)
 
 

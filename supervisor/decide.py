@@ -38,7 +38,7 @@ from .kernel_messages import (
     StopSystem,
     Tick,
 )
-from .run_state import Library, Now, SessionState
+from .run_state import Library, Now
 from .system_state import BOUND, LAUNCHING, ProcessState, SystemState
 from .timers import decide_due
 
@@ -143,7 +143,7 @@ def _blame_waiting(
     for run_id in system.queue:
         run = system.runs[run_id]
         for session in run.waiting.values():
-            if kind_of(session) != process.kind:
+            if session.kind != process.kind:
                 continue
             number = {"sessionId": session.id, "incarnation": session.incarnation + 1}
             facts = {"pid": process.pid, "startTime": process.start_time, "bootId": system.boot_id}
@@ -152,11 +152,6 @@ def _blame_waiting(
                 Draft(run_id, "ProcessExited", {**number, **exit_facts}, session.id),
             ]
     return []
-
-
-def kind_of(session: SessionState) -> str:
-    """Returns the kind of process that a session needs: `heavy` has the agent library loaded."""
-    return "heavy" if session.needs_agent else "light"
 
 
 def _decide_stop(system: SystemState) -> Decision:

@@ -32,7 +32,7 @@ from .kernel_messages import (
 )
 from .outer_loop import DONE, EXHAUSTED, IDLE, PASSED_ON, RUNNING, STOPPED, LoopState, load_cycles
 from .outputs import check_run_output
-from .run_state import Error, Library, RunState
+from .run_state import Error, Library, RunState, choose_kind
 from .system_state import Errand, SystemState
 
 
@@ -221,6 +221,7 @@ def _ask_supervise(system: SystemState, loop: LoopState, run: RunState) -> Decis
             "models": run.plan.lock.get("models", {}),
             "context": {"goal": loop.goal, "cycles": cycles},
         },
+        kind=choose_kind(run.admission.get("supervise") or {}),
     )
     return Decision(errands=[errand])
 

@@ -16,7 +16,6 @@ from planaria.protocol.limits import GRACE_MS
 from planaria.protocol.messages import Deliver, Stop
 
 from .context import pack_context, wrap_value
-from .decide import kind_of
 from .kernel_messages import Action, Kill, Launch, Send
 from .run_state import Now, RunState, SessionState, StepState
 from .system_state import (
@@ -31,7 +30,6 @@ from .system_state import (
 
 Dying = set[tuple[str | None, str]]  # (run id, step path) of processes that are being ended
 
-ERRANDS_KIND = "light"  # a function of the user's: no agent is needed
 STOP_MS = 2_000  # how long a process that has nothing to do may take to end by itself
 
 
@@ -54,7 +52,7 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
     progress = True
     while progress and len(taken) < free:
         progress = False
-        for run_id in sorted(system.queue, key=held.__getitem__):
+        for run_id in sorted(system.queue, key=lambda run_id: _rank(system, run_id, held)):
             run = system.runs[run_id]
             may_keep = not _owes_a_process(system, run_id, held, dying, now)
             # A session of the other kind doesn't wait behind one for which there is no process.
@@ -62,7 +60,7 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
             for session in run.waiting.values():
                 if not left:
                     break
-                kind = kind_of(session)
+                kind = session.kind
                 if session.id in chosen or kind not in left:
                     continue
                 if not _may_start(system, run_id, session, dying, now):
@@ -88,6 +86,14 @@ def assign(system: SystemState, now: Now) -> tuple[list[Draft], list[tuple[str, 
     return drafts, bindings
 
 
+def _rank(system: SystemState, run_id: str, held: Counter[str | None]) -> tuple[int, bool]:
+    """Runs with few processes come first, and of those the ones that have open sub-runs.
+
+    Else those sub-runs could take every slot, and what they answer would wait for one of them.
+    """
+    return held[run_id], not system.runs[run_id].sub_runs
+
+
 def assign_errands(system: SystemState) -> list[Action]:
     """Gives errands to blank processes."""
     actions: list[Action] = []
@@ -95,7 +101,7 @@ def assign_errands(system: SystemState) -> list[Action]:
         if errand.process_id is not None or system.is_stopping:
             continue
         for process in system.processes.values():
-            if process.status == BLANK and process.kind == ERRANDS_KIND:
+            if process.status == BLANK and process.kind == errand.kind:
                 process.status, process.errand_id = BOUND, errand.id
                 process.run_id = errand.body["runId"]
                 errand.process_id = process.id
@@ -134,7 +140,7 @@ def _owes_a_process(
 def _find_process(
     system: SystemState, run_id: str, session: SessionState, taken: set[str], may_keep: bool
 ) -> ProcessState | None:
-    kind = kind_of(session)
+    kind = session.kind
     blank: ProcessState | None = None
     for process in system.processes.values():
         if process.kind != kind or process.id in taken:
@@ -153,6 +159,7 @@ def bind(system: SystemState, process_id: str, run_id: str, session: SessionStat
     process.run_id, process.session_id = run_id, session.id
     process.incarnation = session.incarnation
     process.step_path = session.step.path
+    process.had_agent = session.needs_agent
     system.bound[session.id] = process_id
     system.launch_failures = 0
 
@@ -226,7 +233,7 @@ def release(system: SystemState, session_id: str, reported: int, failed: bool, n
         return
     process.reported = reported
     process.status = IDLE
-    if failed or process.kind == "heavy":
+    if failed or process.had_agent:
         retire(process, now)
 
 
@@ -304,10 +311,10 @@ def _count_wanted(system: SystemState) -> Counter[str]:
     wanted: Counter[str] = Counter()
     left = system.children_max
     for errand in system.errands.values():
-        wanted[ERRANDS_KIND] += errand.process_id is None
+        wanted[errand.kind] += errand.process_id is None
     for run_id in system.queue:
         for session in system.runs[run_id].waiting.values():
-            wanted[kind_of(session)] += 1
+            wanted[session.kind] += 1
             left -= 1
             if left < 0:
                 return wanted

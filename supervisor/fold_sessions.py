@@ -11,7 +11,7 @@ from planaria.protocol.usage import add_counts
 
 from .illegal import refuse_unless
 from .restart import is_over_intensity, restart_not_before
-from .run_state import RUNNING, CallState, Library, RunState, SessionState
+from .run_state import RUNNING, CallState, Library, RunState, SessionState, choose_kind
 
 # Ends of a process that say nothing against its session.
 UNCOUNTED = frozenset({"supervisor_lost", "put_away"})
@@ -56,6 +56,7 @@ def _start_session(run: RunState, event: Event, library: Library) -> None:
         first_sequence=event.sequence,
         last_sequence=event.sequence,
     )
+    session.kind = choose_kind(run.admission["source"], needs_agent=session.needs_agent)
     step.session = session
     run.sessions[session.id] = session
     run.waiting[session.id] = session

@@ -9,7 +9,7 @@ event takes its entry away. So an event whose follow-up was lost in a crash gets
 start, by the mechanism that gives it in ordinary running.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,6 +96,15 @@ class SubRunState:
     call_id: str | None = None
 
 
+def choose_kind(source: Mapping[str, Any], *, needs_agent: bool = False) -> str:
+    """Returns the kind of process for code that is loaded by `source`: `light` or `heavy`.
+
+    A heavy one has the agent library loaded already, which takes a second of CPU: that also pays
+    where no agent works, but the user's modules import the library.
+    """
+    return "heavy" if needs_agent or source.get("importsAgents") else "light"
+
+
 @dataclass(slots=True)
 class SessionState:
     """One attempt of a step, carried by one process at a time."""
@@ -107,6 +116,7 @@ class SessionState:
     attempt: int
     started_at: int
     manifest_hash: str
+    kind: str = "light"  # of the process that it needs: `heavy` has the agent library loaded
     incarnation: int = 0  # of the newest process; 0 before the first
     is_live: bool = False  # a process of this incarnation is bound to it
     reported: int = 0  # events that its processes reported, all incarnations together
@@ -132,7 +142,7 @@ class SessionState:
 
     @property
     def needs_agent(self) -> bool:
-        """Says whether its process has to have the agent library."""
+        """Says whether an agent works in it."""
         return self.role == "fixer" or self.step.plan.uses_agent
 
 

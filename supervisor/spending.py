@@ -1,4 +1,4 @@
-"""What the runs of one tree have spent together: sub-runs share the budgets of those around them."""
+"""What the runs of one tree have spent: sub-runs share the budgets of those around them."""
 
 from .budgets import Limits, Spending
 from .run_state import RunState

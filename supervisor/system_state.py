@@ -41,6 +41,7 @@ class ProcessState:
     kill_at: int | None = None  # monotonic µs
     kill_reason: str = "crashed"
     seen_stop: bool = False  # it was asked to end
+    had_agent: bool = False  # an agent has worked in it, so it serves no other session
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Errand:
     id: str
     loop_id: str
     body: dict[str, Any]
+    kind: str  # of the process that it needs
     process_id: str | None = None
     deaths: int = 0
 

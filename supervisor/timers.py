@@ -90,7 +90,7 @@ def _watch_processes(system: SystemState, now: Now) -> list[Action]:
 
 def _put_away_at(system: SystemState, process: ProcessState) -> int | None:
     """Returns the monotonic µs at which a process is asked to end that only waits for sub-runs."""
-    if process.kind != "heavy" or process.status != BOUND or process.kill_at is not None:
+    if not process.had_agent or process.status != BOUND or process.kill_at is not None:
         return None
     session = system.find_session(process)
     if session is None or not session.awaits_sub_runs:

@@ -5,6 +5,7 @@ One supervisor serves all of it: what a test leaves behind would show in those t
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from harness import World, read_proc, wait_gone, wait_until, worlds
 from process_programs import PREAMBLE
 
 from planaria.client import Client
+from planaria.definition import AGENT_LIBRARY
 from planaria.protocol.errors import RunFailedError
 from planaria.supervisor.data_directory import DataDirectory
 from planaria.supervisor.event_reader import EventReader
@@ -211,7 +213,8 @@ def test_process_whose_descriptors_are_closed_is_replaced(
 
 def test_killed_fork_server_is_replaced(world: World, client: Client, hazards: Any) -> None:
     assert "kill_server is over" == do(client, hazards, "kill_server")
-    assert 1 == len(ends(world, "kill_server"))
+    # The spares die with their server; one may have been given the session before that is seen.
+    assert 1 <= len(ends(world, "kill_server")) <= 3
 
 
 def test_stopped_fork_server_is_replaced(world: World, client: Client, hazards: Any) -> None:
@@ -228,8 +231,11 @@ def test_stopped_fork_server_is_replaced(world: World, client: Client, hazards: 
 
 
 def find_server(world: World) -> int | None:
+    """Returns the pid of the fork server that the children of these runs come from."""
+    # A workflow that is made where the agent library is loaded gets children that have it too.
+    kind = b"planaria-heavy" if AGENT_LIBRARY in sys.modules else b"planaria-light"
     for pid, _ in world.find_processes():
-        if read_proc(str(pid), "comm").startswith(b"planaria-light"):
+        if read_proc(str(pid), "comm").startswith(kind):
             return pid
     return None
 
@@ -333,5 +339,6 @@ def test_supervisor_log_holds_no_traceback(world: World) -> None:
 
 def test_no_fork_server_left_its_socket(world: World) -> None:
     sockets = [path for path in Path(world.directory).rglob("*") if path.is_socket()]
+    kinds = [path.name.rsplit("-", 1)[0] for path in sockets]  # fork-light-1, fork-light-2, …
 
-    assert len(sockets) <= 2, sockets  # the supervisor's, and that of the fork server now
+    assert len(set(kinds)) == len(kinds), sockets

@@ -13,6 +13,7 @@ from planaria.protocol.messages import (
     Append,
     Committed,
     Deliver,
+    ErrandDone,
     Heartbeat,
     Hello,
     HistoryPage,
@@ -44,6 +45,11 @@ GOLDEN: list[tuple[Message, str]] = [
         "a5616674657209",
     ),
     (Heartbeat(TOKEN), "9192a968656172746265617481a5746f6b656ea86162616261626162"),
+    (
+        ErrandDone("er_1", {"v": None}, None),
+        "9192ab657272616e645f646f6e6583a8657272616e644964a465725f31a6726573756c7481a176c0a5657272"
+        "6f72c0",
+    ),
     (
         Deliver({"sessionId": "hs_1", "context": {"v": None}}),
         "9192a764656c6976657281a773657373696f6e82a973657373696f6e4964a468735f31a7636f6e74657874"

@@ -319,3 +319,14 @@ def test_document_takes_workflows_memory_and_skills_of_its_module(project: Path)
     )
     assert "skills/to[n]e.md" in snapshot.files
     assert ["B"] == source["env"]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_source_says_whether_its_modules_import_the_agent_library(
+    project: Path, loaded: bool
+) -> None:
+    write(project, "flow.py", "import pydantic_ai\n" * loaded + FLOW)
+
+    source, by, *_ = prepare(project, "supervise")
+
+    assert loaded == source.get("importsAgents", False) == by.get("importsAgents", False)
