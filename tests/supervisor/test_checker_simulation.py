@@ -5,6 +5,7 @@ from typing import Any
 
 import programs
 import pytest
+import test_budgets as budgets
 import test_openings as openings
 import test_outer_loops as loops
 import test_roles as roles
@@ -116,7 +117,7 @@ def fork_group() -> World:
 
 
 def spend(**budget: Any) -> World:
-    world = openings.budget_world(budget)
+    world = budgets.budget_world(budget)
     world.run()
     return world
 
@@ -215,7 +216,7 @@ def test_loop_whose_first_commit_was_lost_is_recorded_as_started() -> None:
 def test_log_breaks_nothing_wherever_a_call_with_a_budget_was_lost() -> None:
     quiet = spend(maxModelCalls=10)
     for point in range(1, quiet.child_points + 1):
-        world = openings.budget_world({"maxModelCalls": 10})
+        world = budgets.budget_world({"maxModelCalls": 10})
         world.kill_child_at = point
         world.run()
 
