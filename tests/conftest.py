@@ -77,7 +77,10 @@ def nothing_is_left_behind(
         patch.setattr(tempfile, "tempdir", None)
         yield
     left = wait_for_ends(watch) + open_sockets([kept, scratch])
-    left += [f"file {path}" for path in sorted(scratch.rglob("*"))]
+    # Where the path of a data directory is too long for a socket, a killed supervisor's lies here.
+    sockets = scratch / f"planaria-{os.getuid()}"
+    files = sorted(scratch.rglob("*"))
+    left += [f"file {path}" for path in files if not path.is_relative_to(sockets)]
     shutil.rmtree(scratch, ignore_errors=True)
     if left:
         pytest.fail("left behind by the tests:\n" + "\n".join(left), pytrace=False)
