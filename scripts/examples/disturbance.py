@@ -9,6 +9,7 @@ review's, whose folder is made importable here: so this module is imported befor
 import argparse
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -243,7 +244,7 @@ def _deal(
         if pid is None or start_time is None:
             continue
         time.sleep(chance.uniform(0, DELAY_MAX_SECONDS))
-        if not _is_ours(scene, pid) or not kill_process(pid, start_time):
+        if not _is_due(scene, blows[0], pid) or not kill_process(pid, start_time):
             continue
         blow = blows.pop(0)
         done.append(Kill("process", pid, start_time, 0, blow.what))
@@ -251,11 +252,28 @@ def _deal(
     return done
 
 
-def _is_ours(scene: Scene, pid: int) -> bool:
-    """Says whether a pid is a living child of the run's supervisor, or that supervisor."""
-    if pid in {process["pid"] for process in scene.client.processes()}:
-        return True
-    return bool(pid == scene.client.ping()["pid"])
+def _is_due(scene: Scene, blow: Blow, pid: int) -> bool:
+    """Says whether a blow still meets this process: a child is held still while that is looked up.
+
+    Else its moment could pass meanwhile; on a busy machine it did.
+    """
+    if pid not in {process["pid"] for process in scene.processes}:
+        return bool(pid == scene.client.ping()["pid"])
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGSTOP)
+        scene.look()
+        if pid in {process["pid"] for process in scene.processes} and blow.find(scene) == pid:
+            return True
+        signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _watch(events: Events) -> Watch:

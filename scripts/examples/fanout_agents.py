@@ -18,7 +18,7 @@ from reviewers import NotedModel, answer, count_turns, read_input
 from planaria import Orchestrator, Planner, Workflow, current_call, tool
 
 AT_ONCE = 10
-MEASURING_SECONDS = 0.05  # so that kills find files that are being measured
+MEASURING_SECONDS = 0.1  # so that kills find files that are being measured
 LARGEST_SHOWN = 5
 
 

@@ -47,7 +47,7 @@ from rich.console import Console
 
 from planaria import Client, Planner, Workflow, current_call, tool
 
-READING_SECONDS = 0.1  # so that a kill finds a module that is being read
+READING_SECONDS = 0.2  # so that a kill finds a module that is being read
 FIXES_MAX = 2
 # What the planner thinks of; `doc` isn't there for a function without a docstring.
 DRAFTED_SOURCE = """\

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ToolReturnPart
 
-LATENCY_SECONDS = 0.15  # a provider takes seconds; so much is enough for a kill to come
+LATENCY_SECONDS = 0.25  # a provider takes seconds; so much is enough for a kill to come
 
 
 def read_returns(messages: Sequence[ModelMessage]) -> list[tuple[str, Any]]:
