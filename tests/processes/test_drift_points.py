@@ -104,7 +104,7 @@ class Waiting:
         processes = [
             (one["pid"], one["incarnation"])
             for one in self.client.processes()
-            if one.get("sessionId")
+            if one["status"] == "bound"  # what has ended may take a moment to be gone
         ]
         return self.world.all_events(), processes, self.world.executions()
 
