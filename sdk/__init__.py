@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .orchestrators import Orchestrator
     from .results import RunResult
     from .running import arun, run
-    from .steps import call, code, decision, generate, parallel
+    from .steps import approval, call, code, decision, generate, parallel, wait
     from .tools import Tool, tool
 
 _PLACES = {
@@ -30,6 +30,7 @@ _PLACES = {
     "Skill": "declarations",
     "Tool": "tools",
     "Workflow": "authoring",
+    "approval": "steps",
     "arun": "running",
     "call": "steps",
     "code": "steps",
@@ -39,6 +40,7 @@ _PLACES = {
     "parallel": "steps",
     "run": "running",
     "tool": "tools",
+    "wait": "steps",
 }
 _ERRORS = frozenset(
     "CapabilityDriftError ConflictError DataDirLockedError DataDirectoryError InputSchemaError "
@@ -60,6 +62,7 @@ __all__ = [
     "Skill",
     "Tool",
     "Workflow",
+    "approval",
     "arun",
     "call",
     "code",
@@ -69,6 +72,7 @@ __all__ = [
     "parallel",
     "run",
     "tool",
+    "wait",
 ]
 
 

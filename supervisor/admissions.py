@@ -26,7 +26,7 @@ from planaria.protocol.values import check_json
 from .blobs import BlobStore
 from .forking import change_lock, inherit
 from .kernel import Kernel
-from .kernel_messages import AdmitRun, ForkRun, RetryRun, StartLoop
+from .kernel_messages import OPTIONS, AdmitRun, ForkRun, RetryRun, StartLoop
 from .library import BlobLibrary
 from .run_state import RunState
 from .versions import Versions
@@ -144,9 +144,7 @@ class Admissions:
             or run.admission["workflowDefinitionHash"],
             "lock": lock,
             "source": source,
-            "deadlineMs": run.admission.get("deadlineMs"),
-            "labels": run.admission.get("labels"),
-            "budget": run.admission.get("budget"),
+            **{name: run.admission.get(name) for name in OPTIONS},
         }
         run_id = check_id(arguments["runId"], "run id")
         self._load(run_id)
@@ -187,9 +185,7 @@ class Admissions:
             input_hash=input_hash,
             source=_check_source(arguments["source"]),
             trigger=trigger,
-            deadline_ms=_check_deadline(arguments.get("deadlineMs")),
-            labels=_check_labels(arguments.get("labels")),
-            budget=_check_budget(arguments.get("budget")),
+            options=_read_options(arguments),
         )
 
     def _read_input(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -248,32 +244,42 @@ def _check_source(source: Any) -> dict[str, Any]:
     return copy.deepcopy(source)
 
 
-def _check_deadline(deadline_ms: Any) -> int | None:
-    if deadline_ms is None:
-        return None
+def _read_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a run that are given: those with a value that isn't empty."""
+    checks = (_check_deadline, _check_labels, _check_on_interrupted, _check_budget)
+    given = ((name, arguments.get(name), check) for name, check in zip(OPTIONS, checks, strict=True))
+    options = {name: check(value) for name, value, check in given if value is not None}
+    return {name: value for name, value in options.items() if value}
+
+
+def _check_deadline(deadline_ms: Any) -> int:
     if type(deadline_ms) is not int or not 0 < deadline_ms <= DEADLINE_MS_MAX:
         raise ValueError(f"deadlineMs is {deadline_ms!r}, expected 1 to {DEADLINE_MS_MAX}")
     return deadline_ms
 
 
-def _check_labels(labels: Any) -> dict[str, str] | None:
-    if labels is None:
-        return None
+def _check_labels(labels: Any) -> dict[str, str]:
     if not isinstance(labels, dict) or not all(isinstance(v, str) for v in labels.values()):
         raise TypeError("labels isn't a map of texts")
     return labels
 
 
-def _check_budget(budget: Any) -> dict[str, Any] | None:
-    if budget is None:
-        return None
+def _check_on_interrupted(patience: Any) -> str | int:
+    """`fail`: at once; a number: after so many ms; nothing: it is held until somebody decides."""
+    is_time = type(patience) is int and 0 < patience <= DEADLINE_MS_MAX
+    if patience != "fail" and not is_time:
+        raise ValueError(f"onInterrupted is {patience!r}, expected 'fail' or 1 to {DEADLINE_MS_MAX}")
+    return patience  # type: ignore[no-any-return]
+
+
+def _check_budget(budget: Any) -> dict[str, Any]:
     if not isinstance(budget, dict) or not budget.keys() <= _BUDGET.keys():
         raise TypeError(f"budget isn't a map of {', '.join(_BUDGET)}")
     for name, limit in budget.items():
         is_number = type(limit) is int or (_BUDGET[name] is float and type(limit) is float)
         if not is_number or limit < 0:
             raise ValueError(f"budget.{name} is {limit!r}, expected a number of at least 0")
-    return budget or None
+    return budget
 
 
 def _check_text(text: Any, what: str) -> str:

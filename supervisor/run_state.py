@@ -74,6 +74,10 @@ class CallState:
     tool_name: str
     idempotency_key: str
     started_at: int
+    session_id: str = ""
+    step_path: str = ""
+    unknown_at: int = 0
+    is_lost: bool = False  # only its outcome is missing, and nobody but a person can say it
     args: Value = None  # of a call that starts a sub-run
     sub_run_id: str | None = None
 
@@ -106,6 +110,29 @@ def choose_kind(source: Mapping[str, Any], *, needs_agent: bool = False) -> str:
 
 
 @dataclass(slots=True)
+class ApprovalState:
+    """A question that a person has to answer, or the time."""
+
+    id: str
+    step_path: str | None  # of an `approval` step, or ...
+    session_id: str | None  # ... the session, one of whose calls asks
+    expires_at: int | None  # UTC µs; that instant itself is too late
+    on_timeout: str  # reject | fail
+    requested: dict[str, Any]  # as it was shown
+    requested_at: int
+
+
+@dataclass(slots=True)
+class WaitState:
+    """A `wait` step: for a signal, or for an instant."""
+
+    path: str
+    name: str | None
+    due_at: int | None
+    since: int
+
+
+@dataclass(slots=True)
 class SessionState:
     """One attempt of a step, carried by one process at a time."""
 
@@ -128,6 +155,7 @@ class SessionState:
     usage: Usage = field(default_factory=dict)
     finish: tuple[str, Any, dict[str, Any]] | None = None  # (succeeded|failed, value, metadata)
     unknown_calls: list[CallState] = field(default_factory=list)
+    approvals: dict[str, None] = field(default_factory=dict)  # open ones of its calls
 
     @property
     def is_held(self) -> bool:
@@ -135,10 +163,11 @@ class SessionState:
         return any(call.fails_closed for call in self.unknown_calls)
 
     @property
-    def awaits_sub_runs(self) -> bool:
-        """Says whether it can't go on before sub-runs have ended, so that it needs no process."""
-        calls = self.open_calls
-        return bool(calls) and all(call.sub_run_id is not None for call in calls.values())
+    def awaits_others(self) -> bool:
+        """Says whether it only waits for sub-runs or decisions, so that it needs no process."""
+        calls = self.open_calls.values()
+        waits = bool(calls or self.approvals)
+        return waits and all(call.sub_run_id is not None for call in calls)
 
     @property
     def needs_agent(self) -> bool:
@@ -255,6 +284,12 @@ class RunState:
     cycle_completed: dict[str, Any] | None = None  # of an outer loop's cycle, once it has ended
     is_planning: bool = False
     is_started: bool = False
+    approvals: dict[str, ApprovalState] = field(default_factory=dict)  # open ones
+    decided: dict[str, dict[str, Any]] = field(default_factory=dict)  # ApprovalResolved by id
+    waits: dict[str, WaitState] = field(default_factory=dict)  # open ones, by step path
+    signals: dict[str, dict[str, Value]] = field(default_factory=dict)  # by name, then id: kept
+    signal_hashes: dict[str, str] = field(default_factory=dict)  # of every signal, by its id
+    is_paused: bool = False
     sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
     # Versions that a planner has made for this run to start: (workflow id, reference of the lock)
     planned: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
@@ -263,6 +298,7 @@ class RunState:
     performed: dict[str, dict[str, Value]] = field(default_factory=dict)
     # Effects that may or may not have happened when their session was ended from outside.
     unknown_effects: dict[str, CallState] = field(default_factory=dict)
+    resolutions: dict[str, dict[str, Any]] = field(default_factory=dict)  # EffectResolved by call
     inherited: Inheritance | None = None  # of a fork
     forked_from: dict[str, Any] | None = None  # {fromRunId, atSequence}
 

@@ -1,10 +1,10 @@
 """Views: what a run or process looks like to people and programs, as JSON. Pure."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from planaria.protocol.events import Event
+from planaria.protocol.moments import format_moment
 from planaria.protocol.payloads import write_field
 from planaria.protocol.usage import Usage, copy_usage, sum_models
 
@@ -21,7 +21,6 @@ from .run_state import (
 from .system_state import SystemState
 
 STEPS_SHOWN_MAX = 2_000
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 Cost = Callable[[Usage], float | None]  # in USD; None: a model has no known price
@@ -228,14 +227,13 @@ def describe_processes(system: SystemState) -> list[dict[str, Any]]:
 
 def describe_event(position: int, event: Event) -> dict[str, Any]:
     """Returns an event as people and programs see it; `at` also as text."""
-    instant = EPOCH + timedelta(microseconds=event.at)
     shown: dict[str, Any] = {
         "position": position,
         "runId": event.run_id,
         "sequence": event.sequence,
         "schemaVersion": event.schema_version,
         "type": event.type,
-        "at": instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "at": format_moment(event.at),
         "epoch": event.epoch,
         "payload": event.payload,
     }

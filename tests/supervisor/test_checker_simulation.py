@@ -155,7 +155,7 @@ PROGRAMS: dict[str, Callable[[], World]] = {
     "planned loop": lambda: run_loop(planned=True),
     "exhausted loop": exhaust_loop,
     "cancelled cycle": resume_cancelled_cycle,
-    "cycle that timed out": lambda: run_loop(deadline_ms=1),
+    "cycle that timed out": lambda: run_loop(deadlineMs=1),
     "retried twice": retry_twice,
     "retried after a cancellation": retry_cancelled,
     "retried group": retry_group,
