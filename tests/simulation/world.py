@@ -585,7 +585,12 @@ def run_session(world: World, child: Child) -> Any:
         if call in outcomes:
             event = outcomes[call]
             if event.type.endswith("failed"):
-                yield append(["harness.execute_step.failed", {"error": step_error("recorded")}])
+                yield append(
+                    [
+                        "harness.execute_step.failed",
+                        {"error": step_error(event.payload["error"]["message"])},
+                    ]
+                )
                 yield from committed()
                 return
             results.append(world.library.value(read_field(event.payload, "result")))
