@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .calls import CallContext, current_call
     from .client import Client
     from .declarations import Budget, Continue, Done, Planner, Skill
+    from .lookups import NeverHappened, Succeeded, Unknown
     from .model_slots import AgentWorker
     from .orchestrators import Orchestrator
     from .results import RunResult
@@ -24,11 +25,14 @@ _PLACES = {
     "Client": "client",
     "Continue": "declarations",
     "Done": "declarations",
+    "NeverHappened": "lookups",
     "Orchestrator": "orchestrators",
     "Planner": "declarations",
     "RunResult": "results",
     "Skill": "declarations",
+    "Succeeded": "lookups",
     "Tool": "tools",
+    "Unknown": "lookups",
     "Workflow": "authoring",
     "approval": "steps",
     "arun": "running",
@@ -56,11 +60,14 @@ __all__ = [
     "Client",
     "Continue",
     "Done",
+    "NeverHappened",
     "Orchestrator",
     "Planner",
     "RunResult",
     "Skill",
+    "Succeeded",
     "Tool",
+    "Unknown",
     "Workflow",
     "approval",
     "arun",

@@ -114,8 +114,8 @@ def show_run(run: dict[str, Any]) -> None:
     if run["usage"]:
         by_model = run.get("usageByModel") or run["usage"]
         console.print(escape(format_usage(by_model, run.get("costUsd", 0))))
-    if run.get("waitsFor"):
-        console.print(f"waits for: {escape(run['waitsFor'])}")
+    for reason in run.get("waitsFor") or ():
+        console.print(escape(f"waits for: {reason}"))
     for unknown in _list_unknown(run):
         console.print(escape(_describe_unknown(unknown)), style="magenta")
     error = run.get("error")

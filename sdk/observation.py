@@ -122,7 +122,7 @@ class _LogObserver:
         """Returns a run as `Client.status` does."""
         shown: dict[str, Any] = self._ask("show", "--", str(self._directory), run_id)
         if self.silent_pid is not None and shown["status"] in ("admitted", "running"):
-            shown["waitsFor"] = f"the supervisor: {describe_silence(self.silent_pid)}"
+            shown["waitsFor"] = [f"the supervisor: {describe_silence(self.silent_pid)}"]
         return shown
 
     def runs(self, *, limit: int = 50, status: str | None = None) -> list[dict[str, Any]]:

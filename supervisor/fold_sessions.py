@@ -167,7 +167,7 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
     _count(session, event)
     del session.open_calls[call.call_id]
     session.unknown_calls.append(call)
-    call.unknown_at = event.at
+    call.unknown_at, call.evidence = event.at, event.payload["evidence"]
     if call.fails_closed:
         run.unknown_effects[call.call_id] = call
         run.resolutions.pop(call.call_id, None)  # it may be lost a second time

@@ -114,12 +114,12 @@ def _abandon(run: RunState, step: StepState) -> None:
 
 def _pause(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(not run.is_paused, event, "twice")
-    run.is_paused = True
+    run.pause = {"by": event.payload["by"], "at": event.at}
 
 
 def _unpause(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(run.is_paused, event, "while it isn't paused")
-    run.is_paused = False
+    run.pause = None
 
 
 def expire(run: RunState, approval: ApprovalState, now: Now) -> Draft:

@@ -6,7 +6,6 @@ from typing import Any
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.messages import ToChild
 
-
 # What a caller may say of how a run is carried out, as fields of its admission.
 OPTIONS = ("deadlineMs", "labels", "onInterrupted", "budget")
 

@@ -77,6 +77,7 @@ class CallState:
     session_id: str = ""
     step_path: str = ""
     unknown_at: int = 0
+    evidence: str = ""  # of its unknown outcome
     is_lost: bool = False  # only its outcome is missing, and nobody but a person can say it
     args: Value = None  # of a call that starts a sub-run
     sub_run_id: str | None = None
@@ -289,7 +290,7 @@ class RunState:
     waits: dict[str, WaitState] = field(default_factory=dict)  # open ones, by step path
     signals: dict[str, dict[str, Value]] = field(default_factory=dict)  # by name, then id: kept
     signal_hashes: dict[str, str] = field(default_factory=dict)  # of every signal, by its id
-    is_paused: bool = False
+    pause: dict[str, Any] | None = None  # {by, at} while nothing may start
     sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
     # Versions that a planner has made for this run to start: (workflow id, reference of the lock)
     planned: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
@@ -306,6 +307,11 @@ class RunState:
     def is_ended(self) -> bool:
         """Says whether the run has its terminal event."""
         return self.status in ("completed", "failed", "cancelled")
+
+    @property
+    def is_paused(self) -> bool:
+        """Says whether it may start nothing until somebody lets it go on."""
+        return self.pause is not None
 
     @property
     def awaits_sub_runs(self) -> bool:

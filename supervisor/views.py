@@ -8,10 +8,10 @@ from planaria.protocol.moments import format_moment
 from planaria.protocol.payloads import write_field
 from planaria.protocol.usage import Usage, copy_usage, sum_models
 
+from .blocking import describe_approval, describe_effect, describe_wait
+from .explaining import explain
 from .run_rows import RunRow
 from .run_state import (
-    BACKOFF,
-    CallState,
     GroupState,
     RunState,
     ScopeState,
@@ -46,30 +46,8 @@ def describe_outcome(run: RunState, cost: Cost | None = None) -> dict[str, Any]:
         outcome["error"] = run.error
         outcome["failedStepPath"] = run.failed_step_path
     elif run.status == "interrupted":
-        outcome["interrupted"] = _describe_unknown(run)
+        outcome["interrupted"] = [describe_effect(call) for call in run.unknown_effects.values()]
     return outcome
-
-
-def _describe_unknown(run: RunState) -> list[dict[str, Any]]:
-    return [
-        {
-            "sessionId": session.id,
-            "stepPath": session.step.path,
-            **_describe_effect(call),
-        }
-        for session in run.sessions.values()
-        for call in session.unknown_calls
-    ]
-
-
-def _describe_effect(call: CallState) -> dict[str, Any]:
-    return {
-        "callId": call.call_id,
-        "toolName": call.tool_name,
-        "effect": call.effect,
-        "idempotencyKey": call.idempotency_key,
-        "dispatchedAt": call.started_at,
-    }
 
 
 def describe_run(
@@ -87,8 +65,11 @@ def describe_run(
         "cancellationRequested": run.cancellation is not None,
         "source": run.admission.get("source"),
         "events": run.sequence,
-        "waitsFor": explain_wait(run),
-        "unknownEffects": [_describe_effect(call) for call in run.unknown_effects.values()],
+        "waitsFor": explain(system.runs if system is not None else {}, run),
+        "unknownEffects": [describe_effect(call) for call in run.unknown_effects.values()],
+        "approvals": [describe_approval(run, approval) for approval in run.approvals.values()],
+        "waits": [describe_wait(wait) for wait in run.waits.values()],
+        "isPaused": run.is_paused,
         "isPlanning": run.is_planning,
         "steps": [],
     }
@@ -184,28 +165,6 @@ def _describe_group(
             for index, branch in group.live.items()
         ],
     }
-
-
-def explain_wait(run: RunState) -> str | None:
-    """Returns in one sentence what an open run waits for, or None if it has ended."""
-    if run.is_ended:
-        return None
-    if run.status == "interrupted":
-        return (
-            "an effect's outcome is unknown: a person has to look whether it happened; "
-            f"'planaria cancel {run.run_id}' ends the run"
-        )
-    live = [s for s in run.sessions.values() if s.is_live]
-    if live:
-        return f"{len(live)} step(s) running, {len(run.waiting)} waiting for a process"
-    if run.waiting:
-        return f"{len(run.waiting)} step(s) waiting for a process"
-    if run.awaits_sub_runs:
-        return f"{len(run.sub_runs)} sub-run(s) to end: {', '.join(list(run.sub_runs)[:3])}"
-    due = [step.due_at for step in run.backoffs.values() if step.due_at is not None]
-    if due:
-        return f"{len(due)} step(s) in {BACKOFF} until {min(due)} (µs since 1970, UTC)"
-    return "the supervisor: its next round moves it on"
 
 
 def describe_processes(system: SystemState) -> list[dict[str, Any]]:

@@ -43,7 +43,8 @@ def test_stopped_supervisor_is_named_and_not_said_to_be_none(
                 out = fresh.succeed(name)
                 assert f"pid {facts['pid']} has the directory and doesn't answer" in out
                 assert "planaria up --take-over" in out
-            assert f"pid {facts['pid']}" in fresh.json("show", "r")[1]["waitsFor"]
+            (reason,) = fresh.json("show", "r")[1]["waitsFor"]
+            assert f"pid {facts['pid']}" in reason
             assert f"pid {facts['pid']}" in fresh("events", "r", "--follow")[2]
             for words in (["down"], ["wait", "r"], ["up", "--detach"]):
                 code, name, message = fresh.error(*words)
