@@ -254,6 +254,7 @@ class RunState:
     lock_ref: dict[str, Any] | None = None
     cycle_completed: dict[str, Any] | None = None  # of an outer loop's cycle, once it has ended
     is_planning: bool = False
+    planning_usage: Usage = field(default_factory=dict)  # of the planner, once it has drafted
     is_started: bool = False
     sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
     # Versions that a planner has made for this run to start: (workflow id, reference of the lock)
