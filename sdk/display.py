@@ -176,6 +176,8 @@ def _describe_relations(run: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     if run.get("isPlanning"):
         lines.append("is being planned: its steps aren't known yet")
+    if run.get("planningUsage"):
+        lines.append(f"was planned: {format_usage(run['planningUsage'])}")
     if run.get("parentRunId"):
         place = run.get("parentStepPath")
         at = f", step {name_step(place)}" if place else ""

@@ -84,7 +84,7 @@ class HistoryRequests(Requests):
         answer = self.ask(
             "fork_run",
             fromRunId=run_id,
-            runId=new_run_id or make_run_id(),
+            runId=make_run_id() if new_run_id is None else new_run_id,
             by=by or find_user(),
             changes=changes,
             **arguments,

@@ -50,7 +50,7 @@ class LoopRequests(Requests):
         }
         answer = self.ask(
             "start_loop",
-            outerLoopId=outer_loop_id or make_loop_id(),
+            outerLoopId=make_loop_id() if outer_loop_id is None else outer_loop_id,
             workflowId=workflow.id,
             supervise=prepare_function(supervise, beside=workflow, modules_dir=self._modules),
             goal=goal,

@@ -142,7 +142,8 @@ class _Wanted:
                 message=f"run_id={self.run_id!r} names one run, and an outer loop has several: "
                 "give the loop an id by outer_loop_id="
             )
-        self.outer_loop_id = self.outer_loop_id or make_loop_id()
+        if self.outer_loop_id is None:
+            self.outer_loop_id = make_loop_id()
         return self
 
     def carry_out(

@@ -99,6 +99,8 @@ def _register(run: RunState, event: Event, library: Library) -> None:
     refuse_unless(run.status == "admitted" and (run.plan is None or is_drafted), event, "now")
     run.plan = library.plan(event.payload["workflowVersionId"], event.payload["lockRef"])
     run.lock_ref = event.payload["lockRef"]
+    if is_drafted and run.root is not None:
+        run.planning_usage = run.root.steps[0].usage
     run.is_planning = False
     run.root = None
     run.owed.pop(("end_scope", ""), None)

@@ -284,6 +284,7 @@ class RunState:
     lock_ref: dict[str, Any] | None = None
     cycle_completed: dict[str, Any] | None = None  # of an outer loop's cycle, once it has ended
     is_planning: bool = False
+    planning_usage: Usage = field(default_factory=dict)  # of the planner, once it has drafted
     is_started: bool = False
     approvals: dict[str, ApprovalState] = field(default_factory=dict)  # open ones
     decided: dict[str, dict[str, Any]] = field(default_factory=dict)  # ApprovalResolved by id

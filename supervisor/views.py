@@ -75,6 +75,8 @@ def describe_run(
     }
     names = "parentRunId parentStepPath parentCallId outerLoopId cycleNumber budget"
     shown.update({n: run.admission[n] for n in names.split() if n in run.admission})
+    if run.planning_usage:
+        shown["planningUsage"] = copy_usage(run.planning_usage)
     if run.inherited is not None:
         shown["forkedFrom"] = run.forked_from
     if run.sub_runs:

@@ -46,6 +46,12 @@ def test_planning_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> No
     assert ".plan" not in out
 
 
+def test_what_planning_took_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    out = show(capsys, planningUsage={"m": {"requests": 2, "input_tokens": 30}})
+
+    assert "was planned: m: 2 requests, 30 input tokens" in out
+
+
 def test_fixes_and_sub_runs_stand_at_their_steps(capsys: pytest.CaptureFixture[str]) -> None:
     session = {"sessionId": "s", "incarnation": 2, "openCalls": [], "role": "fixer"}
     steps = [

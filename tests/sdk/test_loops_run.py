@@ -271,6 +271,8 @@ def test_loop_has_no_run_id_and_a_legal_id(stage: Stage, job: Any) -> None:
         )
     with pytest.raises(UsageError, match="outer loop id"):
         cycle(stage, "counting", job, "never", "../ol")
+    with pytest.raises(UsageError, match="outer loop id"):
+        cycle(stage, "counting", job, "never", "")
 
 
 @pytest.mark.parametrize("damage", ["torn", "empty", "foreign", "anothers", "cycles"])

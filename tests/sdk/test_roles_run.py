@@ -61,6 +61,8 @@ def test_planner_is_told_what_is_wrong_until_its_draft_is_sound(stage: Stage) ->
     order = ["StepCompleted", "WorkflowVersionRegistered", "RunStarted", "StepCompleted"]
     assert order == [found for found in types if found in order]
     assert result.usage["requests"] == types.count("harness.model.responded") == 3
+    planned = stage.client.status(result.run_id)["planningUsage"]
+    assert [counts["requests"] for counts in planned.values()] == [3]
 
 
 def test_last_revision_may_still_succeed(stage: Stage) -> None:
