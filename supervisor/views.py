@@ -174,7 +174,7 @@ def describe_processes(system: SystemState) -> list[dict[str, Any]]:
     return [
         {
             "processId": process.id,
-            "pid": process.pid,
+            "pid": process.pid or None,  # 0: it is being launched
             "kind": process.kind,
             "status": process.status,
             "runId": process.run_id,

@@ -18,7 +18,8 @@ from planaria.supervisor.kernel_messages import AdmitRun
 from planaria.supervisor.library import BlobLibrary
 from planaria.supervisor.loop_files import LoopFiles
 from planaria.supervisor.run_state import RunState
-from planaria.supervisor.system_state import SystemState
+from planaria.supervisor.system_state import LAUNCHING, ProcessState, SystemState
+from planaria.supervisor.views import describe_processes
 
 STEP = {"id": "only", "uses": "tool.call", "with": {"tool": "echo", "args": {}}}
 LOCK = {
@@ -135,3 +136,12 @@ def test_start_that_the_disk_refuses_is_refused_and_the_desk_goes_on(
 
     assert "No space left" in str(replies[0].error)
     assert start(desk, "run_1")
+
+
+def test_process_that_is_being_launched_has_no_pid_yet() -> None:
+    system = SystemState(epoch=1, boot_id="b")
+    system.processes["p1"] = ProcessState("p1", "light", LAUNCHING, launched_at=0)
+
+    (shown,) = describe_processes(system)
+
+    assert shown["pid"] is None  # 0 would mean every process of the reader's group to kill(2)
