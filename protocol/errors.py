@@ -202,9 +202,35 @@ class InterruptedEffectError(PlanariaError):
     template = (
         "run {run_id!r} holds at step {step_path!r}: tool {tool_name!r} (class {effect}) was "
         "dispatched and its process died before the outcome was recorded (idempotency key "
-        "{idempotency_key}). Look outside whether it happened; 'planaria cancel {run_id}' "
-        "ends the run"
+        "{idempotency_key}). Look outside whether it happened, then say so: 'planaria resolve "
+        "{run_id} {call_id}' with --succeeded JSON, --failed TEXT, --never-happened or --give-up; "
+        "'planaria cancel {run_id}' ends the run"
     )
+
+
+class RunBlockedError(PlanariaError):
+    """Only others can move the run on: `blocks` says what each of them has to decide."""
+
+    exit_code = EXIT_INTERRUPTED
+
+    def _make_text(self) -> str:
+        blocks = self.fields["blocks"]
+        named = ", ".join(_name_block(block) for block in blocks[:3])
+        more = f" and {len(blocks) - 3} more" if len(blocks) > 3 else ""
+        run_id = self.fields["run_id"]
+        return f"run {run_id!r} waits for {named}{more}; 'planaria show {run_id}' says what to do"
+
+
+def _name_block(block: dict[str, Any]) -> str:
+    match block["kind"]:
+        case "approval":
+            return f"approval {block['approvalId']} of step {block['stepPath']!r}"
+        case "signal":
+            return f"signal {block['name']!r} for step {block['stepPath']!r}"
+        case "effect":
+            return f"what became of {block['toolName']!r} of step {block['stepPath']!r}"
+        case _:
+            return f"the end of the pause by {block['by']}"
 
 
 class WaitTimeoutError(PlanariaError):

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .authoring import Workflow
     from .calls import CallContext, current_call
     from .client import Client
+    from .decisions import Resolution
     from .declarations import Budget, Continue, Done, Planner, Skill
     from .lookups import NeverHappened, Succeeded, Unknown
     from .model_slots import AgentWorker
@@ -28,6 +29,7 @@ _PLACES = {
     "NeverHappened": "lookups",
     "Orchestrator": "orchestrators",
     "Planner": "declarations",
+    "Resolution": "decisions",
     "RunResult": "results",
     "Skill": "declarations",
     "Succeeded": "lookups",
@@ -49,8 +51,8 @@ _PLACES = {
 _ERRORS = frozenset(
     "CapabilityDriftError ConflictError DataDirLockedError DataDirectoryError InputSchemaError "
     "IntegrityError InterruptedEffectError NotFoundError PlanariaError ReplayMismatchError "
-    "RunFailedError RunInputMismatchError RunNotFoundError UsageError UserCodeError "
-    "ValueRefusedError WaitTimeoutError WorkflowInvalidError".split()
+    "RunBlockedError RunFailedError RunInputMismatchError RunNotFoundError UsageError "
+    "UserCodeError ValueRefusedError WaitTimeoutError WorkflowInvalidError".split()
 )
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "NeverHappened",
     "Orchestrator",
     "Planner",
+    "Resolution",
     "RunResult",
     "Skill",
     "Succeeded",

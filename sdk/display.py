@@ -252,6 +252,27 @@ def _step_line(step: dict[str, Any]) -> Text:
     return line
 
 
+def show_blocks(kind: str, blocks: list[dict[str, Any]]) -> None:
+    """Prints approvals that are asked for, or effects of unknown outcome."""
+    console = make_console()
+    if not blocks:
+        console.print("no effect is in doubt" if kind == "effect" else "nothing is asked for")
+    for block in blocks:
+        if kind == "effect":
+            console.print(escape(f"{block['runId']} {block['callId']}"), style="bold")
+            console.print(escape(f"  {_describe_unknown(block)}: {block['evidence']}"))
+            continue
+        until = block["expiresAt"]
+        expiry = "" if until is None else f", expires {format_instant(until)}"
+        console.print(escape(f"{block['runId']} {block['approvalId']}"), style="bold")
+        asked = f"asked {format_instant(block['since'])}{expiry}"
+        console.print(escape(f"  step {name_step(block['stepPath'])}, {asked}"))
+        console.print(escape(f"  {shorten(block['prompt'], PAYLOAD_CHARS_MAX)}"))
+        if "data" in block or "dataRef" in block:
+            data = json.dumps(block.get("data", block.get("dataRef")), ensure_ascii=False)
+            console.print(escape(f"  {shorten(data, 2_000)}"))
+
+
 def format_event(event: dict[str, Any]) -> str:
     """Returns an event as one line."""
     payload = json.dumps(event["payload"], ensure_ascii=False)

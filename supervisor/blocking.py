@@ -73,8 +73,8 @@ def describe_effect(call: CallState) -> dict[str, Any]:
 
 def describe_approval(run: RunState, approval: ApprovalState) -> dict[str, Any]:
     """Returns an open approval with what is shown to whoever decides it."""
-    shown = {n: approval.requested[n] for n in ("prompt", "data", "dataRef", "dataHash", "callId")
-             if n in approval.requested}  # fmt: skip
+    names = ("prompt", "data", "dataRef", "dataHash", "callId")
+    shown: dict[str, Any] = {n: approval.requested[n] for n in names if n in approval.requested}
     session = run.sessions.get(approval.session_id or "")
     path = approval.step_path if session is None else session.step.path
     return {

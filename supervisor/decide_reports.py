@@ -188,9 +188,9 @@ def _check_fields(kind: str, payload: dict[str, Any]) -> None:
         case "harness.tool_call.reattached":
             is_sound = payload["answer"] in LOOKUP_ANSWERS and isinstance(payload["callId"], str)
         case "ApprovalRequested":
-            texts = ("approvalId", "callId", "prompt", "dataHash")
+            names = ("approvalId", "callId", "prompt", "dataHash")
             is_sound = (
-                all(isinstance(payload.get(name), str) for name in texts)
+                all(isinstance(payload.get(name), str) for name in names)
                 and is_id(payload["approvalId"])
                 and payload["onTimeout"] in ON_TIMEOUT
                 and "stepPath" not in payload

@@ -130,8 +130,8 @@ def close_approvals(run: RunState, session: SessionState, now: Now) -> list[Draf
 
 
 def _abandon_approval(run: RunState, approval: ApprovalState, now: Now) -> Draft:
-    payload = {"approvalId": approval.id, "decision": ABANDONED, "source": "run"}
-    payload["decidedAt"] = now.at
+    payload: dict[str, Any] = {"approvalId": approval.id, "decision": ABANDONED}
+    payload.update(source="run", decidedAt=now.at)
     return Draft(run.run_id, "ApprovalResolved", payload, approval.session_id)
 
 

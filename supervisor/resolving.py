@@ -47,7 +47,9 @@ def resolve(run: RunState, answer: dict[str, Any], by: str) -> list[Draft]:
         return drafts
     number = {"callId": call_id}
     if answer["resolution"] == "succeeded":
-        value = {name: given[name] for name in ("result", "resultRef") if name in given}
+        value: dict[str, Any] = {
+            name: given[name] for name in ("result", "resultRef") if name in given
+        }
         kind = "harness.tool_call.succeeded"
         drafts.append(Draft(run.run_id, kind, {**number, **value}, session_id))
     elif answer["resolution"] == "failed":

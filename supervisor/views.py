@@ -8,7 +8,13 @@ from planaria.protocol.moments import format_moment
 from planaria.protocol.payloads import write_field
 from planaria.protocol.usage import Usage, copy_usage, sum_models
 
-from .blocking import describe_approval, describe_effect, describe_wait
+from .blocking import (
+    describe_approval,
+    describe_effect,
+    describe_wait,
+    find_blocks,
+    is_interrupted,
+)
 from .explaining import explain
 from .run_rows import RunRow
 from .run_state import (
@@ -54,6 +60,8 @@ def describe_run(
     run: RunState, system: SystemState | None = None, cost: Cost | None = None
 ) -> dict[str, Any]:
     """Returns a run with its steps as a tree; with the processes that serve it, if it is open."""
+    runs = system.runs if system is not None else {}
+    blocks = find_blocks(runs, run)
     shown: dict[str, Any] = {
         **describe_outcome(run, cost),
         "versionId": run.plan.version_id if run.plan else None,
@@ -65,11 +73,13 @@ def describe_run(
         "cancellationRequested": run.cancellation is not None,
         "source": run.admission.get("source"),
         "events": run.sequence,
-        "waitsFor": explain(system.runs if system is not None else {}, run),
+        "waitsFor": explain(runs, run),
         "unknownEffects": [describe_effect(call) for call in run.unknown_effects.values()],
         "approvals": [describe_approval(run, approval) for approval in run.approvals.values()],
         "waits": [describe_wait(wait) for wait in run.waits.values()],
         "isPaused": run.is_paused,
+        "isBlocked": blocks is not None,
+        "isInterrupted": is_interrupted(blocks),
         "isPlanning": run.is_planning,
         "steps": [],
     }

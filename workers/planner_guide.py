@@ -96,8 +96,9 @@ wait           one of: signal (a name), with expiresIn?; until (a time like
 
 EXPRESSIONS
 {{ … }} in input and in prompt, instructions, args, items, itemKey, when, data, until, for, and the
-input of a workflow.call; never in source, ids or schemas. A text that is one expression gives the value with
-its type; inside other text it is written out; {{{{ is a literal {{. Literals, .name, [index],
+input of a workflow.call; never in source, ids or schemas. A text that is one expression gives the
+value with its type; inside other text it is written out; {{{{ is a literal {{. Literals, .name,
+[index],
 == != < <= > >=, and, or, not, + - * / %, and the functions coalesce sha256 size lower upper default
 contains keys. No other calls.
 Roots: input (of the run), item and itemKey (in a branch), steps.<id>.output, workflow, cycle.

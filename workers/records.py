@@ -3,7 +3,7 @@
 import gc
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -31,7 +31,14 @@ _ENDING = frozenset(
     f"harness.{task}.{end}" for task in TASKS.values() for end in ("succeeded", "failed")
 )
 # By the session itself, and neither a call nor a note that is counted.
-_UNCOUNTED = frozenset({"harness.model.repeated", "harness.memory.written"})
+_UNCOUNTED = frozenset(
+    {
+        "harness.model.repeated",
+        "harness.memory.written",
+        "harness.tool_call.reattached",
+        "ApprovalRequested",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -54,6 +61,7 @@ class History:
     calls: dict[str, Record]  # by call id
     notes: Counter[str]  # texts of warnings, and types of other notes, each with its number
     is_ended: bool = False
+    cleared: set[str] = field(default_factory=set)  # calls of which a person says: never happened
 
 
 async def resume_session(session: Session, link: Link, reports: Reports) -> History:
@@ -115,7 +123,11 @@ def read_history(bodies: Iterable[bytes]) -> History:
 
 
 def _take_settled(history: History, kind: str, payload: dict[str, Any]) -> None:
-    """Notes the outcome of a call that the supervisor carried out."""
+    """Notes the outcome of a call that the supervisor carried out, or was told by a person."""
+    if kind == "EffectResolved" and payload["resolution"] == "never_happened":
+        history.cleared.add(payload["callId"])
+    elif kind == "harness.tool_call.unknown":
+        history.cleared.discard(payload["callId"])  # it was performed again, and lost again
     if kind in SUCCESSES or kind in _FAILURES:
         record = history.calls.get(payload["callId"])
         if record is not None:
