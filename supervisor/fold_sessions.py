@@ -90,14 +90,13 @@ def _end_process(run: RunState, event: Event, library: Library) -> None:
         return
     for call in session.open_calls.values():
         call.is_lost = call.is_lost or call.effect == "once"
+    session.not_before = restart_not_before(session.crashes, event.epoch, event.mono)
     if any(call.is_lost for call in session.open_calls.values()):
         run.owe("hold_session", session.id, detail=event.sequence)
     elif is_over_intensity(session.crashes, event.epoch, event.mono):
         run.owe("close_session", session.id, detail=_crash_error(session, event.payload))
-    else:
-        session.not_before = restart_not_before(session.crashes, event.epoch, event.mono)
-        if not session.awaits_others:
-            run.waiting[session.id] = session
+    elif not session.awaits_others:
+        run.waiting[session.id] = session
 
 
 def _crash_error(session: SessionState, exit_facts: dict[str, Any]) -> dict[str, Any]:

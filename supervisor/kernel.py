@@ -211,8 +211,9 @@ class Kernel:
             case "ParallelGroupTimedOut":
                 left = sub_runs_below(run, run.groups[event.payload["stepPath"]])
                 self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
-            case "ProcessExited":
-                self.system.bound.pop(event.session_id or "", None)
+            case "ProcessExited" | "EffectResolved":
+                if event.type == "ProcessExited":
+                    self.system.bound.pop(event.session_id or "", None)
                 session = run.waiting.get(event.session_id or "")
                 if session is not None and session.not_before[1] > now.mono:
                     self.system.set_delay(session.not_before[1])

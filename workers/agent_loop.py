@@ -14,6 +14,7 @@ from pydantic_ai.run import AgentRunResultEvent
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_ai.usage import UsageLimits
 
+from planaria.lookups import Reattach
 from planaria.protocol.codec import Json
 from planaria.protocol.errors import RecordedError, UsageError
 from planaria.protocol.values import ValueType, check_json
@@ -45,6 +46,7 @@ async def run_agent(
     models: Mapping[str, Model] | None = None,
     model_slot: str | None = None,
     effects: Mapping[str, str] | None = None,
+    reattach: Mapping[str, Reattach] | None = None,
     extra_toolsets: Sequence[AbstractToolset[Any]] = (),
     hosted: Sequence[HostedTool] = (),
     usage_limits: UsageLimits | None = None,
@@ -56,7 +58,7 @@ async def run_agent(
     """Returns the outcome of the agent's run; what the journal knows already is not done again.
 
     `model_slot` names the one of `models` that replaces the agent's own model. `effects` overrides
-    effect classes by tool name. `extra_toolsets` are journaled like the agent's own; `hosted` tools
+    effect classes by tool name, and `reattach` looks `managed` ones up. `extra_toolsets` are journaled like the agent's own; `hosted` tools
     are the session's, which carries them out. With `streaming`, responses are asked for as streams
     (each is recorded when it is whole).
 
@@ -76,6 +78,7 @@ async def run_agent(
         name=session_id,
         models=models,
         effects=effects,
+        reattach=reattach,
         extra_toolsets=extra_toolsets,
         hosted=hosted,
     )

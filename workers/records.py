@@ -35,10 +35,13 @@ _UNCOUNTED = frozenset(
     {
         "harness.model.repeated",
         "harness.memory.written",
-        "harness.tool_call.reattached",
         "ApprovalRequested",
     }
 )
+
+# About a process and what it found, not what the session did: a model's failure before one is
+# still the last word of the process that reported it.
+_TAKING_OVER = frozenset({"harness.session.resumed", "harness.tool_call.reattached"})
 
 
 @dataclass(slots=True)
@@ -101,8 +104,10 @@ def read_history(bodies: Iterable[bytes]) -> History:
         if incarnation is None:
             _take_settled(history, kind, payload)
             continue  # by the supervisor: nothing that the session did
-        if kind == "harness.session.resumed":
-            continue  # about the process
+        if kind in _TAKING_OVER:
+            if kind == "harness.session.resumed":
+                history.cleared.clear()  # that process may have performed them, and lost them again
+            continue
         trailing = None
         if kind in _OPENING:
             history.calls[payload["callId"]] = Record(_OPENING[kind], payload)
@@ -126,9 +131,7 @@ def _take_settled(history: History, kind: str, payload: dict[str, Any]) -> None:
     """Notes the outcome of a call that the supervisor carried out, or was told by a person."""
     if kind == "EffectResolved" and payload["resolution"] == "never_happened":
         history.cleared.add(payload["callId"])
-    elif kind == "harness.tool_call.unknown":
-        history.cleared.discard(payload["callId"])  # it was performed again, and lost again
-    if kind in SUCCESSES or kind in _FAILURES:
+    elif kind in SUCCESSES or kind in _FAILURES:
         record = history.calls.get(payload["callId"])
         if record is not None:
             record.outcome, record.field = payload, SUCCESSES.get(kind)
