@@ -298,12 +298,9 @@ class Durability(BaseDurabilityCapability[Any]):
     def get_durable_operation_backend(self) -> _Backend:
         return _Backend(self)
 
-    def find_lookup(
-        self, toolset_id: str | None, names: tuple[str, ...], tool: Any
-    ) -> Lookup | None:
+    def find_lookup(self, toolset_id: str, names: tuple[str, ...], tool: Any) -> Lookup | None:
         """Returns the lookup of a tool, if it has one."""
-        leaf = self._toolsets_by_id.get(toolset_id or "")
-        return self.lookups.of(names, tool, None if leaf is None else leaf.wrapped)
+        return self.lookups.of(names, tool, self._toolsets_by_id.get(toolset_id))
 
     def strip_timeouts(self, listed: Json) -> Json:
         """Returns discovered tools without the timeouts of those that have an effect."""

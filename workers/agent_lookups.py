@@ -6,7 +6,7 @@ from typing import Any
 from pydantic_ai.durable_exec import JSON_CODEC
 from pydantic_ai.durable_exec._toolset import CallToolResult, wrap_tool_call_result
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+from pydantic_ai.toolsets import ToolsetTool, WrapperToolset
 from pydantic_ai.toolsets.function import FunctionToolsetTool
 
 from planaria.lookups import Reattach
@@ -26,9 +26,9 @@ class ToolLookups:
         self,
         names: Iterable[str],
         tool: ToolsetTool[Any] | ToolDefinition | None,
-        toolset: AbstractToolset[Any] | None,
+        toolset: WrapperToolset[Any] | None,
     ) -> Lookup | None:
-        """Returns the lookup of a tool; `names` as in ToolEffects.of, `toolset` is its leaf.
+        """Returns the lookup of a tool; `names` as in ToolEffects.of, `toolset` wraps its leaf.
 
         What it finds is checked by the type that the tool's function declares, where it is seen.
         """
@@ -39,7 +39,8 @@ class ToolLookups:
 
         async def encode(result: Any) -> Json:
             if isinstance(tool, FunctionToolsetTool):
-                source = getattr(toolset, "tools", {}).get(tool.original_name or names[-1])
+                leaf = None if toolset is None else toolset.wrapped
+                source = getattr(leaf, "tools", {}).get(tool.original_name or names[-1])
                 annotation = Any if source is None else return_annotation(source.function)
                 dumped = dump_result(result, annotation)
             else:

@@ -58,9 +58,9 @@ async def run_agent(
     """Returns the outcome of the agent's run; what the journal knows already is not done again.
 
     `model_slot` names the one of `models` that replaces the agent's own model. `effects` overrides
-    effect classes by tool name, and `reattach` looks `managed` ones up. `extra_toolsets` are journaled like the agent's own; `hosted` tools
-    are the session's, which carries them out. With `streaming`, responses are asked for as streams
-    (each is recorded when it is whole).
+    effect classes by tool name, `reattach` looks `managed` ones up. `extra_toolsets` are journaled
+    like the agent's own; `hosted` tools are the session's, which carries them out. With
+    `streaming`, responses are asked for as streams (each is recorded when it is whole).
 
     Raises:
         RecordedError: a tool or the model raised; the same on the first run and on every replay.
@@ -70,9 +70,7 @@ async def run_agent(
     """
     models = dict(models or {})
     _check_slot(model_slot, models)
-    extra_toolsets = list(extra_toolsets)
-    if hosted:
-        extra_toolsets.append(make_hosted_toolset(hosted))
+    extra_toolsets = [*extra_toolsets, *([make_hosted_toolset(hosted)] if hosted else [])]
     durability = Durability(
         journal,
         name=session_id,
