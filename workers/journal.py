@@ -104,7 +104,7 @@ class Journal(SessionReports):
             key = str(record.started["idempotencyKey"])
             if needs_lookup(record, self._history):
                 asking = reattach(record, lookup, body, self, quiet=self._session.sensitive)
-                body = await self._start(asking, "once")
+                body = await self._start(asking, COMPOUND)
         else:
             args = sort_keys(args)
             key = self.keys.take(position, tool_name, args, is_local=is_local)
