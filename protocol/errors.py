@@ -15,6 +15,7 @@ PlanariaError
 │   └── CapabilityDriftError
 ├── RunFailedError              exit 1: the run ended without an output
 ├── InterruptedEffectError      exit 5: a person has to decide
+├── RunBlockedError             exit 5: only others can move it on
 ├── WaitTimeoutError            exit 5: the caller's patience ended, the run goes on
 ├── DataDirectoryError          exit 6
 │   ├── DataDirLockedError
@@ -214,11 +215,12 @@ class RunBlockedError(PlanariaError):
     exit_code = EXIT_INTERRUPTED
 
     def _make_text(self) -> str:
-        blocks = self.fields["blocks"]
-        named = ", ".join(_name_block(block) for block in blocks[:3])
+        blocks, run_id = self.fields.get("blocks"), self.fields.get("run_id")
+        blocks = blocks if isinstance(blocks, list) else []
+        named = ", ".join(_name_block(block) for block in blocks[:3]) or "others"
         more = f" and {len(blocks) - 3} more" if len(blocks) > 3 else ""
-        run_id = self.fields["run_id"]
-        return f"run {run_id!r} waits for {named}{more}; 'planaria show {run_id}' says what to do"
+        text = f"run {run_id!r} waits for {named}{more}; 'planaria show {run_id}' says what to do"
+        return shorten(text)
 
 
 def _name_block(block: dict[str, Any]) -> str:
