@@ -213,6 +213,7 @@ class RunBlockedError(PlanariaError):
     """Only others can move the run on: `blocks` says what each of them has to decide."""
 
     exit_code = EXIT_INTERRUPTED
+    template = "run {run_id!r} waits for others"
 
     def _make_text(self) -> str:
         blocks, run_id = self.fields.get("blocks"), self.fields.get("run_id")
