@@ -7,6 +7,9 @@ from .codec import hash_value
 Effect = Literal["read", "idempotent", "managed", "once"]
 EFFECTS: Final[tuple[Effect, ...]] = ("read", "idempotent", "managed", "once")
 
+# What the lookup of a managed effect may answer.
+LOOKUP_ANSWERS = ("succeeded", "never_happened", "unknown")
+
 # Tools of an orchestrator that the supervisor itself carries out, as runs of their own.
 SUB_RUN_TOOLS = frozenset({"plan_workflow", "run_workflow", "start_workflow"})
 

@@ -15,6 +15,7 @@ PlanariaError
 │   └── CapabilityDriftError
 ├── RunFailedError              exit 1: the run ended without an output
 ├── InterruptedEffectError      exit 5: a person has to decide
+├── RunBlockedError             exit 5: only others can move it on
 ├── WaitTimeoutError            exit 5: the caller's patience ended, the run goes on
 ├── DataDirectoryError          exit 6
 │   ├── DataDirLockedError
@@ -202,9 +203,37 @@ class InterruptedEffectError(PlanariaError):
     template = (
         "run {run_id!r} holds at step {step_path!r}: tool {tool_name!r} (class {effect}) was "
         "dispatched and its process died before the outcome was recorded (idempotency key "
-        "{idempotency_key}). Look outside whether it happened; 'planaria cancel {run_id}' "
-        "ends the run"
+        "{idempotency_key}). Look outside whether it happened, then say so: 'planaria resolve "
+        "{run_id} {call_id}' with --succeeded JSON, --failed TEXT, --never-happened or --give-up; "
+        "'planaria cancel {run_id}' ends the run"
     )
+
+
+class RunBlockedError(PlanariaError):
+    """Only others can move the run on: `blocks` says what each of them has to decide."""
+
+    exit_code = EXIT_INTERRUPTED
+    template = "run {run_id!r} waits for others"
+
+    def _make_text(self) -> str:
+        blocks, run_id = self.fields.get("blocks"), self.fields.get("run_id")
+        blocks = blocks if isinstance(blocks, list) else []
+        named = ", ".join(_name_block(block) for block in blocks[:3]) or "others"
+        more = f" and {len(blocks) - 3} more" if len(blocks) > 3 else ""
+        text = f"run {run_id!r} waits for {named}{more}; 'planaria show {run_id}' says what to do"
+        return shorten(text)
+
+
+def _name_block(block: dict[str, Any]) -> str:
+    match block["kind"]:
+        case "approval":
+            return f"approval {block['approvalId']} of step {block['stepPath']!r}"
+        case "signal":
+            return f"signal {block['name']!r} for step {block['stepPath']!r}"
+        case "effect":
+            return f"what became of {block['toolName']!r} of step {block['stepPath']!r}"
+        case _:
+            return f"the end of the pause by {block['by']}"
 
 
 class WaitTimeoutError(PlanariaError):

@@ -122,7 +122,7 @@ def check_payload(kind: str, payload: object) -> None:
 
 
 # Fields that may grow: where one is over the inline limit, its blob form `<name>Ref` stands there.
-VALUE_FIELDS = frozenset("input output result args response messages cycle".split())
+VALUE_FIELDS = frozenset("input output result args response messages cycle data".split())
 
 
 def _fields(text: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -146,7 +146,7 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         # Layer A: the run and its steps
         "RunAdmitted": "workflowId workflowDefinitionHash trigger input inputHash source "
         "definitionRef? planOnly? parentRunId? parentCallId? parentStepPath? callPath? "
-        "outerLoopId? cycleNumber? cycle? supervise? budget? deadlineMs? labels?",
+        "outerLoopId? cycleNumber? cycle? supervise? budget? onInterrupted? deadlineMs? labels?",
         "WorkflowVersionRegistered": "workflowVersionId lwirHash lockRef lockHash",
         "RunStarted": "workflowVersionId inputHash deadline?",
         "StepSkipped": "stepPath stepId because",
@@ -163,6 +163,15 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "ParallelGroupCompleted": "stepPath attempt",
         "ParallelGroupFailed": "stepPath attempt error",
         "ParallelGroupTimedOut": "stepPath attempt",
+        "ApprovalRequested": "approvalId stepPath? sessionId? callId? prompt data? dataHash "
+        "expiresAt? onTimeout",
+        "ApprovalResolved": "approvalId decision source by? note? decidedAt",
+        "WaitStarted": "stepPath name? dueAt?",
+        "SignalReceived": "signalId name data by?",
+        "WaitCompleted": "stepPath outcome signalId?",
+        "RunPaused": "by",
+        "RunUnpaused": "by",
+        "EffectResolved": "callId sessionId resolution by result? message?",
         "SubRunRequested": "subRunId workflowId wait planOnly? stepPath? sessionId? callId?",
         "SubRunSettled": "subRunId status output? error? usage spent?",
         "RunReopened": "by reason fromSequence source? deadline?",
@@ -189,6 +198,7 @@ PAYLOADS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         "harness.tool_call.succeeded": "callId result",
         "harness.tool_call.failed": "callId error",
         "harness.tool_call.unknown": "callId since evidence",
+        "harness.tool_call.reattached": "callId answer",
         "harness.operation.started": "callId position name",
         "harness.operation.succeeded": "callId result",
         "harness.operation.failed": "callId error",
@@ -218,7 +228,7 @@ _OF_ALL_ROLES = frozenset(kind for kind in PAYLOADS if kind.startswith("harness.
     "harness.session.completed",
     "harness.session.failed",
     "harness.tool_call.unknown",
-} | {"StepRepairAttempted"}
+} | {"StepRepairAttempted", "ApprovalRequested"}
 # What a session's process may report, by role (a closed list).
 ROLE_EVENTS: dict[str, frozenset[str]] = {
     role: _OF_ALL_ROLES | {f"harness.{task}.succeeded", f"harness.{task}.failed"}

@@ -13,15 +13,20 @@ _DIGEST_CHARS = 24  # 96 bits: two of a billion ids collide with a chance of 1e-
 SYSTEM_RUN_ID = "run_system"
 
 
+def is_id(text: object) -> bool:
+    """Says whether `text` is a legal id."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
+
+
 def check_id(text: object, what: str) -> str:
     """Returns `text` if it is a legal id; `what` names it in the error ("run id").
 
     Raises:
         InvalidIdError: before any path is made of it.
     """
-    if not isinstance(text, str) or not _ID.fullmatch(text):
+    if not is_id(text):
         raise InvalidIdError(what=what, text=str(text)[:100], allowed="[A-Za-z0-9_-]{1,80}")
-    return text
+    return str(text)
 
 
 def check_workflow_id(text: object) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from .codec import Json, hash_jcs
 from .findings import Finding
 from .json_paths import extend_path
-from .lwir import find_not_built, validate_lwir
+from .lwir import validate_lwir
 
 PLAN_STEP = ".plan"
 ORCHESTRATE_STEP = ".orchestrate"
@@ -95,7 +95,7 @@ def check_draft(lock: Mapping[str, Any], document: Json) -> list[Finding]:
     )
     if findings or not isinstance(document, dict):
         return findings
-    findings = [*find_not_built(document), *find_large_numbers(document)]
+    findings = find_large_numbers(document)
     name = document["metadata"]["name"]
     if name != definition["id"]:
         text = f"the workflow's id is {definition['id']!r}, not {name[:60]!r}: write that"
@@ -121,7 +121,7 @@ def check_lock(lock: Mapping[str, Any], depth: int = 1) -> list[Finding]:
             tools=list(lock["tools"]),
             models=list(lock["models"]),
             workflows=list(lock.get("workflows", ())),
-        ) or find_not_built(lock["lwir"])
+        )
     else:
         agent = lock["planner"] if is_planned(lock) else lock["orchestrator"]
         findings = list(_check_agent(agent, lock))

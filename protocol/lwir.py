@@ -9,7 +9,7 @@ from .errors import ValueRefusedError
 from .expressions import Expression, Reference
 from .findings import Finding
 from .graph import Node, ScopeGraph, build_graph
-from .lwir_fields import DOCUMENT_FIELDS, NOT_BUILT_KINDS
+from .lwir_fields import DOCUMENT_FIELDS
 from .lwir_report import Report, check_fields
 from .templates import Keys
 from .values import check_json
@@ -19,7 +19,7 @@ CODES = frozenset(
     "lwir.invalid_max_visits lwir.invalid_cycle lwir.output_ambiguous_for_multi_visit "
     "lwir.unknown_tool lwir.unknown_model lwir.unknown_workflow lwir.invalid_decision_target "
     "lwir.invalid_code_run_source lwir.unknown_need lwir.duplicate_step_id lwir.reserved_id "
-    "lwir.not_built_yet expression.invalid schema.unsupported_keyword".split()
+    "expression.invalid schema.unsupported_keyword".split()
 )
 IDS_SHOWN_MAX = 10
 
@@ -50,27 +50,6 @@ def validate_lwir(
         _check_scope(report, document, ("steps",), document.get("steps"), ())
     positions = _Positions(document)
     return [finding for _, finding in sorted(report.findings, key=lambda f: positions.of(f[0]))]
-
-
-def find_not_built(document: object) -> list[Finding]:
-    """Returns what a valid document asks for that this version can't run yet."""
-    findings: list[Finding] = []
-
-    def visit(steps: Json, path: str) -> None:
-        for index, step in enumerate(steps if isinstance(steps, list) else ()):
-            if not isinstance(step, dict):
-                continue
-            here = f"{path}[{index}]"
-            if isinstance(step.get("uses"), str) and step["uses"] in NOT_BUILT_KINDS:
-                refuse(f"{here}.uses", f"steps of kind {step['uses']}")
-            visit(step.get("steps"), f"{here}.steps")
-
-    def refuse(path: str, what: str) -> None:
-        message = f"this version of planaria can't run {what} yet: write the workflow without"
-        findings.append(Finding("lwir.not_built_yet", path, message))
-
-    visit(document.get("steps") if isinstance(document, dict) else None, "$.steps")
-    return findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ A kind has only the fields that something is done with: any other is reported, n
 import ast
 import re
 import warnings
-from datetime import datetime
 
 from .codec import Json
 from .limits import STEPS_PER_SCOPE_MAX
@@ -28,6 +27,7 @@ from .lwir_report import (
     check_fields,
     one_of,
 )
+from .moments import parse_moment
 from .templates import Keys
 
 VISITS_MAX = 100
@@ -36,13 +36,10 @@ BRANCHES_MAX = 10_000
 TURNS_MAX = 1_000  # a turn is two events at least; SESSION_EVENTS_MAX leaves room for its tools
 CODE_CHARS_MAX = 20_000  # ast.parse took 0.24 s for as much, on a busy machine
 
-NOT_BUILT_KINDS = frozenset({"approval", "wait"})
 WORKER_KINDS = frozenset({"ai.generate", "tool.call", "code.run"})
+ON_TIMEOUT = ("reject", "fail")  # of an approval that nobody has decided in time
 OUTPUT_MODES = ("text", "object", "array", "choice", "json")
 
-_RFC_3339 = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
-)
 _VERSION_ID = re.compile(r"wv_[0-9a-f]{32}")
 
 
@@ -80,13 +77,10 @@ def _template_or(check: Check) -> Check:
 
 
 def a_moment(report: Report, keys: Keys, value: Json) -> None:
-    if isinstance(value, str) and _RFC_3339.fullmatch(value):
-        try:
-            datetime.fromisoformat(value.upper())
-            return
-        except ValueError:
-            pass
-    report.add_value(keys, "a time with its offset, like '2030-01-31T09:00:00Z'", value)
+    try:
+        parse_moment(value)
+    except ValueError:
+        report.add_value(keys, "a time with its offset, like '2030-01-31T09:00:00Z'", value)
 
 
 def a_version_id(report: Report, keys: Keys, value: Json) -> None:
@@ -200,7 +194,7 @@ def _check_step(report: Report, keys: Keys, step: Json) -> None:
     kind = step.get("uses")
     if "uses" in step and not (isinstance(kind, str) and kind in WITH_FIELDS):
         shown = repr(kind)[:60] if isinstance(kind, str) else type(kind).__name__
-        known = ", ".join(name for name in WITH_FIELDS if name not in NOT_BUILT_KINDS)
+        known = ", ".join(WITH_FIELDS)
         report.add("lwir.unknown_kind", (*keys, "uses"), f"{shown} is no kind; there are {known}")
         kind = None
     check_fields(report, keys, step, _step_fields(kind))
@@ -313,7 +307,7 @@ WITH_FIELDS: dict[str, Check] = {
             "prompt": Field(a_text_template, True),
             "data": Field(a_template),
             "expiresIn": Field(a_duration),
-            "onTimeout": Field(one_of("reject", "fail")),
+            "onTimeout": Field(one_of(*ON_TIMEOUT)),
         }
     ),
     "wait": a_wait,

@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from .authoring import Workflow
     from .calls import CallContext, current_call
     from .client import Client
+    from .decisions import Resolution
     from .declarations import Budget, Continue, Done, Planner, Skill
+    from .lookups import NeverHappened, Succeeded, Unknown
     from .model_slots import AgentWorker
     from .orchestrators import Orchestrator
     from .results import RunResult
     from .running import arun, run
-    from .steps import call, code, decision, generate, parallel
+    from .steps import approval, call, code, decision, generate, parallel, wait
     from .tools import Tool, tool
 
 _PLACES = {
@@ -24,12 +26,17 @@ _PLACES = {
     "Client": "client",
     "Continue": "declarations",
     "Done": "declarations",
+    "NeverHappened": "lookups",
     "Orchestrator": "orchestrators",
     "Planner": "declarations",
+    "Resolution": "decisions",
     "RunResult": "results",
     "Skill": "declarations",
+    "Succeeded": "lookups",
     "Tool": "tools",
+    "Unknown": "lookups",
     "Workflow": "authoring",
+    "approval": "steps",
     "arun": "running",
     "call": "steps",
     "code": "steps",
@@ -39,12 +46,13 @@ _PLACES = {
     "parallel": "steps",
     "run": "running",
     "tool": "tools",
+    "wait": "steps",
 }
 _ERRORS = frozenset(
     "CapabilityDriftError ConflictError DataDirLockedError DataDirectoryError InputSchemaError "
     "IntegrityError InterruptedEffectError NotFoundError PlanariaError ReplayMismatchError "
-    "RunFailedError RunInputMismatchError RunNotFoundError UsageError UserCodeError "
-    "ValueRefusedError WaitTimeoutError WorkflowInvalidError".split()
+    "RunBlockedError RunFailedError RunInputMismatchError RunNotFoundError UsageError "
+    "UserCodeError ValueRefusedError WaitTimeoutError WorkflowInvalidError".split()
 )
 
 __all__ = [
@@ -54,12 +62,17 @@ __all__ = [
     "Client",
     "Continue",
     "Done",
+    "NeverHappened",
     "Orchestrator",
     "Planner",
+    "Resolution",
     "RunResult",
     "Skill",
+    "Succeeded",
     "Tool",
+    "Unknown",
     "Workflow",
+    "approval",
     "arun",
     "call",
     "code",
@@ -69,6 +82,7 @@ __all__ = [
     "parallel",
     "run",
     "tool",
+    "wait",
 ]
 
 

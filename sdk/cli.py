@@ -15,6 +15,7 @@ from planaria.protocol.errors import EXIT_USAGE
 
 from . import (
     commands_check,
+    commands_decisions,
     commands_history,
     commands_looking,
     commands_runs,
@@ -24,6 +25,7 @@ from . import (
 from .command_line import EXIT_BROKEN_PIPE, report_error, write_json
 
 _RUN = "Runs"
+_DECIDE = "Decisions"
 _LOOK = "Looking"
 _DIRECTORY = "Supervisor and data directory"
 COMMANDS = (
@@ -35,6 +37,14 @@ COMMANDS = (
     (commands_runs.wait, _RUN),
     (commands_runs.result, _RUN),
     (commands_runs.cancel, _RUN),
+    (commands_decisions.approve, _DECIDE),
+    (commands_decisions.reject, _DECIDE),
+    (commands_decisions.signal, _DECIDE),
+    (commands_decisions.resolve, _DECIDE),
+    (commands_decisions.pause, _DECIDE),
+    (commands_decisions.unpause, _DECIDE),
+    (commands_decisions.approvals, _DECIDE),
+    (commands_decisions.effects, _DECIDE),
     (commands_looking.runs, _LOOK),
     (commands_looking.show, _LOOK),
     (commands_history.replay, _LOOK),

@@ -10,10 +10,17 @@ from typing import Any
 from planaria.protocol.codec import Json
 from planaria.protocol.errors import RunFailedError, SupervisorUnavailableError, WaitTimeoutError
 
+from .decisions import DecisionRequests
 from .declarations import Budget
 from .history import HistoryRequests
 from .loops import LoopRequests
-from .requests import describe_budget, make_deadline, make_run_id
+from .requests import (
+    OnInterrupted,
+    describe_budget,
+    describe_on_interrupted,
+    make_deadline,
+    make_run_id,
+)
 from .results import RunResult, read_outcome
 from .run_logs import has_printed
 
@@ -24,7 +31,7 @@ _CAUSES_LOGGED = frozenset({"step_failed", "process_crashed", "step_timeout"})
 logger = logging.getLogger("planaria")
 
 
-class Client(HistoryRequests, LoopRequests):
+class Client(DecisionRequests, HistoryRequests, LoopRequests):
     """Requests to the supervisor of one data directory.
 
     `start_if_missing` starts a supervisor that ends with its last client. Use it as a context
@@ -45,6 +52,7 @@ class Client(HistoryRequests, LoopRequests):
         target: str | None = None,
         labels: dict[str, str] | None = None,
         budget: Budget | None = None,
+        on_interrupted: OnInterrupted = "hold",
     ) -> str:
         """Admits a run, or joins the one that has this id, and returns its id.
 
@@ -52,7 +60,9 @@ class Client(HistoryRequests, LoopRequests):
         has changed since, the log `planaria` has a warning.
 
         `workflow` is a Workflow or an Orchestrator. `timeout` (seconds) is the run's deadline and
-        `budget` what its model calls may take, both recorded at admission. `target` says where the
+        `budget` what its model calls may take, both recorded at admission; so is `on_interrupted`,
+        which says what an effect of unknown outcome does to the run: "hold" it until somebody
+        decides, "fail" it, or fail it after so many seconds. `target` says where the
         workflow is defined (`path.py:name`, `module:name`); by default it is found.
 
         Raises:
@@ -76,6 +86,7 @@ class Client(HistoryRequests, LoopRequests):
             timeout=timeout,
             labels=labels,
             budget=budget,
+            on_interrupted=on_interrupted,
         )
 
     def start_document(
@@ -90,6 +101,7 @@ class Client(HistoryRequests, LoopRequests):
         timeout: float | None = None,
         labels: dict[str, str] | None = None,
         budget: Budget | None = None,
+        on_interrupted: OnInterrupted = "hold",
     ) -> str:
         """Admits a run of a compiled definition; see `start`."""
         arguments: dict[str, Any] = {
@@ -102,6 +114,7 @@ class Client(HistoryRequests, LoopRequests):
             "labels": labels,
             **self._store("input", input),
             **describe_budget(budget),
+            **describe_on_interrupted(on_interrupted),
         }
         answer = self.ask("start_run", **arguments)
         is_open = answer["attached"] and not answer["isEnded"]
@@ -121,19 +134,23 @@ class Client(HistoryRequests, LoopRequests):
         timeout: float | None = None,
         workflow: Any = None,
         stop_fd: int | None = None,
+        until_blocked: bool = False,
     ) -> RunResult:
         """Waits until the run has ended and returns its result; `workflow` gives its type back.
 
-        `stop_fd` is a descriptor that ends the waiting, with WaitAbandonedError, once it is
-        readable.
+        With `until_blocked` it also ends when only others can move the run on: an approval, a
+        signal, the end of a pause. `stop_fd` is a descriptor that ends the waiting, with
+        WaitAbandonedError, once it is readable.
 
         Raises:
             RunFailedError: it failed or was cancelled.
             InterruptedEffectError: it can't go on before a person has decided.
+            RunBlockedError: it waits for others; only with `until_blocked`.
             WaitTimeoutError: `timeout` seconds have passed; the run goes on.
         """
+        asked = {"runId": run_id, "untilBlocked": until_blocked}
         try:
-            outcome = self._wait("wait_run", run_id, timeout, stop_fd, runId=run_id)
+            outcome = self._wait("wait_run", run_id, timeout, stop_fd, **asked)
         except WaitTimeoutError:
             outcome = self._look_once(run_id)
             if outcome["status"] in OPEN_STATUSES:

@@ -41,7 +41,30 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .results import RunResult
 
+# Behind these a run may wait for others.
+MAY_BLOCK = frozenset(
+    "RunInterrupted ApprovalRequested WaitStarted RunPaused StepCompleted StepFailed ProcessExited "
+    "harness.tool_call.unknown SubRunRequested".split()
+)
 OPEN_STATUSES = ("admitted", "running", "interrupted")
+
+
+UntilBlocked = Annotated[
+    bool,
+    typer.Option(
+        "--until-blocked",
+        help="Return (code 5) when only others can move the run on; else an approval or a "
+        "signal is waited for, an effect in doubt never.",
+    ),
+]
+OnInterrupted = Annotated[
+    str,
+    typer.Option(
+        "--on-interrupted",
+        metavar="hold|fail|DURATION",
+        help="What an effect of unknown outcome does: hold the run, fail it, or fail it then.",
+    ),
+]
 
 
 def read_seconds(text: str) -> float:
@@ -77,13 +100,8 @@ def run(
         ),
     ] = None,
     detach: Detach = False,
-    until_blocked: Annotated[
-        bool,
-        typer.Option(
-            "--until-blocked",
-            help="Return (code 5) when only a person can move the run on; for now it always does.",
-        ),
-    ] = False,
+    until_blocked: UntilBlocked = False,
+    on_interrupted: OnInterrupted = "hold",
     module: Module = None,
     quiet: Quiet = False,
     data_dir: DataDir = None,
@@ -97,6 +115,9 @@ def run(
     from .requests import make_run_id
 
     is_named = run_id is not None
+    patience: Any = on_interrupted
+    if patience not in ("hold", "fail"):
+        patience = read_seconds(on_interrupted)
     run_id = make_run_id() if run_id is None else check_id(run_id, "run id")
     value = read_input(input)
     directory = find_directory(data_dir)
@@ -113,10 +134,17 @@ def run(
     if detach:
         keep_supervisor(directory)
     with leaving_open(run_id, data_dir), Client(directory) as client:
-        client.start(workflow, value, run_id=run_id, timeout=timeout)
+        client.start(workflow, value, run_id=run_id, timeout=timeout, on_interrupted=patience)
         if detach:
             return say_detached(client, run_id, data_dir, as_json)
-        return finish(client, run_id, wait_timeout, quiet=quiet, as_json=as_json)
+        return finish(
+            client,
+            run_id,
+            wait_timeout,
+            quiet=quiet,
+            as_json=as_json,
+            until_blocked=until_blocked,
+        )
 
 
 def resume(
@@ -228,7 +256,13 @@ def cancel(
 
 
 def finish(
-    client: "Client", run_id: str, timeout: float | None, *, quiet: bool, as_json: bool
+    client: "Client",
+    run_id: str,
+    timeout: float | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    until_blocked: bool = False,
 ) -> int:
     """Waits with progress, writes the result and returns the exit code; raises as `Client.wait`."""
     from .progress import Progress
@@ -239,8 +273,8 @@ def finish(
     try:
         with Progress(run_id, is_live=is_terminal, is_silent=silent) as progress:
             if not silent:
-                _follow_until(client, run_id, progress, deadline)
-            found = client.wait(run_id, timeout=_left(deadline))
+                _follow_until(client, run_id, progress, deadline, until_blocked)
+            found = client.wait(run_id, timeout=_left(deadline), until_blocked=until_blocked)
     except (SupervisorUnavailableError, WaitTimeoutError) as error:
         if timeout is None or _left(deadline):
             raise
@@ -264,16 +298,26 @@ def _find_open(run_id: str, data_dir: Path | None) -> str | None:
 
 
 def _follow_until(
-    client: "Client", run_id: str, progress: "Progress", deadline: float | None
+    client: "Client",
+    run_id: str,
+    progress: "Progress",
+    deadline: float | None,
+    until_blocked: bool,
 ) -> None:
     try:
-        _follow(client, run_id, progress, deadline)
+        _follow(client, run_id, progress, deadline, until_blocked)
     except SupervisorUnavailableError:
         if deadline is None or _left(deadline):
             raise  # else time is over, and what there is to be told is told after one more look
 
 
-def _follow(client: "Client", run_id: str, progress: "Progress", deadline: float | None) -> None:
+def _follow(
+    client: "Client",
+    run_id: str,
+    progress: "Progress",
+    deadline: float | None,
+    until_blocked: bool,
+) -> None:
     """Shows events until the run has ended or can't go on by itself."""
     after = 0
     while True:
@@ -285,8 +329,9 @@ def _follow(client: "Client", run_id: str, progress: "Progress", deadline: float
             after = event["sequence"]
         if not page["events"] and page["isEnded"]:
             return
-        if any(event["type"] == "RunInterrupted" for event in page["events"]):
-            if client.status(run_id)["status"] == "interrupted":
+        if any(event["type"] in MAY_BLOCK for event in page["events"]):
+            shown = client.status(run_id)
+            if shown["isInterrupted"] or (until_blocked and shown["isBlocked"]):
                 return
 
 

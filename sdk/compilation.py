@@ -13,7 +13,7 @@ from planaria.protocol.errors import (
 from planaria.protocol.findings import Finding
 from planaria.protocol.json_paths import extend_path
 from planaria.protocol.locks import find_large_numbers
-from planaria.protocol.lwir import find_not_built, validate_lwir
+from planaria.protocol.lwir import validate_lwir
 from planaria.protocol.values import ValueType, check_json
 
 from .declarations import Skill
@@ -175,7 +175,7 @@ def check_document(
         workflows=set(workflows) if is_named else set(),
     )
     if not findings:
-        findings = [*find_not_built(document), *find_large_numbers(document)]
+        findings = find_large_numbers(document)
     if isinstance(document, dict) and _is_json(document):
         findings += _check_arguments(document.get("steps"), "$.steps", tools)
     if findings:

@@ -114,8 +114,8 @@ def show_run(run: dict[str, Any]) -> None:
     if run["usage"]:
         by_model = run.get("usageByModel") or run["usage"]
         console.print(escape(format_usage(by_model, run.get("costUsd", 0))))
-    if run.get("waitsFor"):
-        console.print(f"waits for: {escape(run['waitsFor'])}")
+    for reason in run.get("waitsFor") or ():
+        console.print(escape(f"waits for: {reason}"))
     for unknown in _list_unknown(run):
         console.print(escape(_describe_unknown(unknown)), style="magenta")
     error = run.get("error")
@@ -250,6 +250,27 @@ def _step_line(step: dict[str, Any]) -> Text:
     if step.get("error"):
         line.append(f" {shorten(describe_failure(step['error']), 200)}", style="red")
     return line
+
+
+def show_blocks(kind: str, blocks: list[dict[str, Any]]) -> None:
+    """Prints approvals that are asked for, or effects of unknown outcome."""
+    console = make_console()
+    if not blocks:
+        console.print("no effect is in doubt" if kind == "effect" else "nothing is asked for")
+    for block in blocks:
+        if kind == "effect":
+            console.print(escape(f"{block['runId']} {block['callId']}"), style="bold")
+            console.print(escape(f"  {_describe_unknown(block)}: {block['evidence']}"))
+            continue
+        until = block["expiresAt"]
+        expiry = "" if until is None else f", expires {format_instant(until)}"
+        console.print(escape(f"{block['runId']} {block['approvalId']}"), style="bold")
+        asked = f"asked {format_instant(block['since'])}{expiry}"
+        console.print(escape(f"  step {name_step(block['stepPath'])}, {asked}"))
+        console.print(escape(f"  {shorten(block['prompt'], PAYLOAD_CHARS_MAX)}"))
+        if "data" in block or "dataRef" in block:
+            data = json.dumps(block.get("data", block.get("dataRef")), ensure_ascii=False)
+            console.print(escape(f"  {shorten(data, 2_000)}"))
 
 
 def format_event(event: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from planaria.protocol.effects import check_effect
 from planaria.protocol.errors import UsageError, ValueRefusedError, describe_type
 from planaria.protocol.values import check_json
 
+from .lookups import Reattach, check_reattach
+
 # pydantic-ai's form; `test` is its model for tests, the only name without a provider.
 _NAME = re.compile(r"[a-z0-9_/-]+:\S+|test")
 
@@ -20,16 +22,19 @@ class AgentWorker:
     """Any pydantic-ai agent as the worker of a model slot, made crash-proof by its session.
 
     `deps` makes the agent's dependencies in the child, once per session. `effects` declares the
-    effect class of tools by name; an undeclared one counts as `once`.
+    effect class of tools by name; an undeclared one counts as `once`. `reattach` gives the lookups
+    of those declared `managed`, by name; see planaria.tool.
 
     Raises:
-        ValueError: an effect class that there isn't.
+        ValueError: an effect class that there isn't, `managed` without a lookup, or a lookup of
+            another.
         TypeError: no agent, or `deps` isn't a function.
     """
 
     agent: Any
     deps: Callable[[], Any] | None = None
     effects: Mapping[str, str] = field(default_factory=dict)
+    reattach: Mapping[str, Reattach] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _is_a(self.agent, "pydantic_ai.agent", "AbstractAgent"):
@@ -44,6 +49,8 @@ class AgentWorker:
             )
         for name, effect in self.effects.items():
             check_effect(effect, name)
+        for name in {**self.effects, **self.reattach}:
+            check_reattach(name, self.effects.get(name), self.reattach.get(name))
 
 
 def is_model_name(text: str) -> bool:

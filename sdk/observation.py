@@ -36,6 +36,7 @@ class Observer(Protocol):
     def runs(self, *, limit: int = 50, status: str | None = None) -> list[dict[str, Any]]: ...
     def count_runs(self) -> dict[str, int]: ...
     def processes(self) -> list[dict[str, Any]]: ...
+    def blocks(self, run_id: str | None = None) -> list[dict[str, Any]]: ...
     def events(
         self, run_id: str, *, after: int = 0, follow: bool = False
     ) -> Iterator[dict[str, Any]]: ...
@@ -122,7 +123,7 @@ class _LogObserver:
         """Returns a run as `Client.status` does."""
         shown: dict[str, Any] = self._ask("show", "--", str(self._directory), run_id)
         if self.silent_pid is not None and shown["status"] in ("admitted", "running"):
-            shown["waitsFor"] = f"the supervisor: {describe_silence(self.silent_pid)}"
+            shown["waitsFor"] = [f"the supervisor: {describe_silence(self.silent_pid)}"]
         return shown
 
     def runs(self, *, limit: int = 50, status: str | None = None) -> list[dict[str, Any]]:
@@ -135,6 +136,12 @@ class _LogObserver:
         """Returns how many runs there are of each status."""
         counts: dict[str, int] = self._ask("counts", "--", str(self._directory))
         return counts
+
+    def blocks(self, run_id: str | None = None) -> list[dict[str, Any]]:
+        """Returns what waits for people."""
+        place = ["--", str(self._directory)]
+        listed: list[dict[str, Any]] = self._ask("blocks", *place, *([run_id] if run_id else []))
+        return listed
 
     def processes(self) -> list[dict[str, Any]]:
         """Returns no process: they end with their supervisor."""

@@ -128,6 +128,22 @@ class Progress:
                 return self._end_step(kind, payload)
             case "RunInterrupted":
                 return f"run {self.run_id} is interrupted: {payload['toolName']} may have happened"
+            case "ApprovalRequested":
+                number, prompt = payload["approvalId"], shorten(payload["prompt"], 200)
+                return f"approval {number} is asked for: {prompt}"
+            case "ApprovalResolved":
+                by = f" by {payload['by']}" if payload.get("by") else ""
+                return f"approval {payload['approvalId']}: {payload['decision']}{by}"
+            case "WaitStarted":
+                what = f"signal {payload['name']!r}" if payload.get("name") else "its time"
+                return f"step {name_step(payload['stepPath'])} waits for {what}"
+            case "SignalReceived":
+                return f"signal {payload['name']!r} came ({payload['signalId']})"
+            case "RunPaused" | "RunUnpaused":
+                how = "is paused" if kind == "RunPaused" else "goes on"
+                return f"run {self.run_id} {how}, asked for by {payload['by']}"
+            case "EffectResolved":
+                return f"call {payload['callId']}: {payload['resolution']}, says {payload['by']}"
             case "CancellationRequested":
                 return f"run {self.run_id}: cancellation was asked for"
             case "RunCompleted" | "RunFailed" | "RunCancelled":

@@ -3,12 +3,14 @@
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from planaria.protocol.errors import SupervisorUnavailableError, UsageError, WaitTimeoutError
 
 from .declarations import Budget
 from .supervisor_link import SupervisorLink
+
+OnInterrupted = float | Literal["hold", "fail"]
 
 
 class Requests(SupervisorLink):
@@ -76,6 +78,25 @@ def make_run_id() -> str:
 def make_deadline(timeout: float | None) -> int | None:
     """Returns a deadline in the milliseconds of requests."""
     return None if timeout is None else max(1, int(timeout * 1000))
+
+
+def describe_on_interrupted(patience: OnInterrupted) -> dict[str, Any]:
+    """Returns what an effect of unknown outcome does to a run, as fields of a request.
+
+    Raises:
+        UsageError: says what was expected.
+    """
+    if patience == "hold":
+        return {}
+    if patience == "fail":
+        return {"onInterrupted": "fail"}
+    is_time = isinstance(patience, int | float) and not isinstance(patience, bool)
+    if not is_time or not patience > 0:
+        raise UsageError(
+            message=f"on_interrupted is {str(patience)[:60]!r}; expected 'hold', 'fail' or a "
+            "number of seconds above 0"
+        )
+    return {"onInterrupted": max(1, int(float(patience) * 1000))}
 
 
 def describe_budget(budget: Budget | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from planaria.protocol.errors import InterruptedEffectError, RunFailedError
+from planaria.protocol.errors import InterruptedEffectError, RunBlockedError, RunFailedError
 
 Load = Callable[[dict[str, Any], str], Any]  # (fields, name) -> the value, from its blob too
 
@@ -33,12 +33,13 @@ def read_outcome(outcome: dict[str, Any], load: Load, workflow: Any = None) -> R
     Raises:
         RunFailedError: it failed or was cancelled.
         InterruptedEffectError: it can't go on before a person has decided.
+        RunBlockedError: it waits for others, and the answer tells of that.
     """
     run_id = outcome["runId"]
     if outcome["status"] == "interrupted":
         unknown = outcome["interrupted"][0]
         raise InterruptedEffectError(
-            run_id=run_id,
+            run_id=unknown.get("runId", run_id),
             step_path=unknown["stepPath"],
             tool_name=unknown["toolName"],
             effect=unknown["effect"],
@@ -46,6 +47,8 @@ def read_outcome(outcome: dict[str, Any], load: Load, workflow: Any = None) -> R
             call_id=unknown["callId"],
             dispatched_at=unknown["dispatchedAt"],
         )
+    if outcome.get("blocks"):
+        raise RunBlockedError(run_id=run_id, blocks=outcome["blocks"])
     if outcome["status"] != "completed":
         error = outcome.get("error") or {}
         raise RunFailedError(

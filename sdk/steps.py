@@ -7,7 +7,7 @@ a Python type.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from planaria.protocol.values import ValueType
@@ -87,6 +87,45 @@ def parallel(
         "fanIn": fan_in,
     }
     return _make(id, "parallel", arguments, {**more, "steps": steps})
+
+
+def approval(
+    id: str,
+    *,
+    prompt: str,
+    data: Any = None,
+    expires_in: str | timedelta | None = None,
+    on_timeout: str | None = None,
+    **more: Any,
+) -> Step:
+    """Returns an `approval` step: a question to a person, who is shown `prompt` and `data`.
+
+    Its output is {decision: approved|rejected, source: person|timer, by?, note?, decidedAt}. When
+    `expires_in` is over, `on_timeout` says whether that rejects (the default) or fails the step.
+    """
+    given = {"data": data, "expiresIn": expires_in, "onTimeout": on_timeout}
+    arguments = {name: value for name, value in given.items() if value is not None}
+    return _make(id, "approval", {"prompt": prompt, **arguments}, more)
+
+
+def wait(
+    id: str,
+    *,
+    signal: str | None = None,
+    until: str | datetime | None = None,
+    duration: str | timedelta | None = None,
+    expires_in: str | timedelta | None = None,
+    **more: Any,
+) -> Step:
+    """Returns a `wait` step: for a signal by its name, until an instant, or for a duration.
+
+    The data of the signal is its output; a signal that doesn't come within `expires_in` fails it.
+    No process exists for it meanwhile.
+    """
+    moment = until.isoformat() if isinstance(until, datetime) else until
+    given = {"signal": signal, "until": moment, "for": duration, "expiresIn": expires_in}
+    arguments = {name: value for name, value in given.items() if value is not None}
+    return _make(id, "wait", arguments, more)
 
 
 def normalize_steps(steps: Any) -> Any:

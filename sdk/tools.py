@@ -15,6 +15,8 @@ from planaria.protocol.errors import ValueRefusedError
 from planaria.protocol.json_paths import extend_path
 from planaria.protocol.values import ValueType
 
+from .lookups import Reattach, check_reattach
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -27,7 +29,7 @@ class Tool(Generic[P, R]):
     """A function with its effect class; calling it calls the function.
 
     `parameters` is the JSON Schema of its arguments, in the subset of workflow documents; it isn't
-    to be changed.
+    to be changed. `reattach` looks up what a `managed` one has done; see planaria.lookups.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Tool(Generic[P, R]):
     function: Callable[P, R]
     effect: Effect
     parameters: dict[str, Any]
+    reattach: Reattach | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -48,7 +51,8 @@ class Tool(Generic[P, R]):
         module, name = function.__module__, function.__qualname__
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return _find_tool, (module, name)
-        return Tool, (self.name, self.description, function, self.effect, self.parameters)
+        parts = (self.name, self.description, function, self.effect, self.parameters)
+        return Tool, (*parts, self.reattach)
 
     @property
     def __wrapped__(self) -> Callable[P, R]:
@@ -130,14 +134,20 @@ def tool(
     effect: Effect | None = None,
     name: str | None = None,
     description: str | None = None,
+    reattach: Reattach | None = None,
 ) -> Decorator:
     """Makes a tool of a function: `@tool(effect="read")`.
 
     Arguments and result are typed by the function's annotations; what isn't annotated is plain
     JSON. The description, for models, is the docstring if none is given.
 
+    With effect "managed", `reattach` is called with the idempotency key of a call whose process
+    died before its outcome was recorded; it returns Succeeded(result), NeverHappened() or
+    Unknown(reason). If it raises, that counts as Unknown.
+
     Raises:
-        ValueError: no effect, an unknown one, or a function that can't be called by names.
+        ValueError: no effect, an unknown one, "managed" without a lookup or a lookup without
+            "managed", or a function that can't be called by names.
     """
     if function is not None or effect is None:
         shown = getattr(function, "__name__", None) or name or "a tool"
@@ -147,7 +157,9 @@ def tool(
         )
 
     def make(decorated: Callable[P, R]) -> Tool[P, R]:
-        return make_tool(decorated, effect=effect, name=name, description=description)
+        return make_tool(
+            decorated, effect=effect, name=name, description=description, reattach=reattach
+        )
 
     return make
 
@@ -158,10 +170,12 @@ def make_tool(
     effect: str,
     name: str | None = None,
     description: str | None = None,
+    reattach: Reattach | None = None,
 ) -> Tool[P, R]:
     """Returns the tool that a function is; see `tool`."""
     shown = name or str(getattr(function, "__qualname__", repr(function)[:60]))
     known_effect = check_effect(effect, shown)
+    check_reattach(shown, known_effect, reattach)
     _check_function(shown, function)
     own_name = name or cast(FunctionType, function).__name__
     if not _NAME.fullmatch(own_name):
@@ -177,6 +191,7 @@ def make_tool(
         function=function,
         effect=known_effect,
         parameters=_make_parameters(own_name, function),
+        reattach=reattach,
     )
     # Made now, so that a type without a JSON form is met at the declaration and not in a run.
     assert made.arguments.keys() == made.parameters["properties"].keys(), "same signature"

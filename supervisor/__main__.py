@@ -87,6 +87,7 @@ def _make_parser() -> argparse.ArgumentParser:
     runs = add("runs", "the newest runs")
     runs.add_argument("--limit", type=int, default=50)
     runs.add_argument("--status", default=None)
+    add("blocks", "what waits for people").add_argument("run_id", nargs="?", default=None)
     add("counts", "how many runs there are of each status")
     return parser
 
@@ -195,6 +196,8 @@ def _read(arguments: argparse.Namespace) -> int:
                         _write(event)
                 case "runs":
                     _write(log.list_runs(arguments.limit, arguments.status))
+                case "blocks":
+                    _write(log.list_blocks(arguments.run_id))
                 case "counts":
                     _write(log.count_runs())
     except PlanariaError as error:

@@ -26,7 +26,7 @@ from planaria.protocol.values import check_json
 from .blobs import BlobStore
 from .forking import change_lock, inherit
 from .kernel import Kernel
-from .kernel_messages import AdmitRun, ForkRun, RetryRun, StartLoop
+from .kernel_messages import OPTIONS, AdmitRun, ForkRun, RetryRun, StartLoop
 from .library import BlobLibrary
 from .run_state import RunState
 from .versions import Versions
@@ -101,8 +101,8 @@ class Admissions:
         return RetryRun(
             client=client,
             run_id=run_id,
-            by=_check_text(arguments["by"], "by"),
-            reason=_check_text(arguments.get("reason") or "", "reason"),
+            by=check_text(arguments["by"], "by"),
+            reason=check_text(arguments.get("reason") or "", "reason"),
             source=source,
         )
 
@@ -144,9 +144,7 @@ class Admissions:
             or run.admission["workflowDefinitionHash"],
             "lock": lock,
             "source": source,
-            "deadlineMs": run.admission.get("deadlineMs"),
-            "labels": run.admission.get("labels"),
-            "budget": run.admission.get("budget"),
+            **{name: run.admission.get(name) for name in OPTIONS},
         }
         run_id = check_id(arguments["runId"], "run id")
         self._load(run_id)
@@ -155,7 +153,7 @@ class Admissions:
             admission=self._read_admission(client, run_id, request, trigger="fork"),
             from_run_id=from_run_id,
             at_sequence=run.sequence,
-            by=_check_text(arguments["by"], "by"),
+            by=check_text(arguments["by"], "by"),
             changes={name: value for name, value in changes.items() if name not in given},
             inherited_ref=self._blobs.write(canonical_bytes(inherited.dump())),
         )
@@ -174,7 +172,7 @@ class Admissions:
         version_id = self._versions.check(arguments["workflowId"], lock, data)
         if is_new:
             _check_keys(lock)
-        value, input_hash = self._read_input(arguments)
+        value, input_hash = read_value(self._blobs, arguments, "input")
         return AdmitRun(
             client=client,
             run_id=run_id,
@@ -187,20 +185,8 @@ class Admissions:
             input_hash=input_hash,
             source=_check_source(arguments["source"]),
             trigger=trigger,
-            deadline_ms=_check_deadline(arguments.get("deadlineMs")),
-            labels=_check_labels(arguments.get("labels")),
-            budget=_check_budget(arguments.get("budget")),
+            options=_read_options(arguments),
         )
-
-    def _read_input(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        if "inputRef" in arguments:
-            ref = check_blob_ref(arguments["inputRef"])
-            return {"inputRef": ref}, hash_bytes(self._blobs.read(ref))
-        check_json(arguments["input"])
-        data = canonical_bytes(arguments["input"])
-        if len(data) > INLINE_BYTES_MAX:
-            return {"inputRef": self._blobs.write(data)}, hash_bytes(data)
-        return {"input": arguments["input"]}, hash_bytes(data)
 
     def _refuse_drift(self, run: RunState, lock: dict[str, Any], definition_hash: str) -> None:
         """Refuses the code of today for a run whose definition isn't today's any more."""
@@ -217,6 +203,24 @@ class Admissions:
             changes.append(f"workflowVersionId: {run.plan.version_id} → {version_id}")
         if changes:
             raise CapabilityDriftError(run_id=run.run_id, changes=", ".join(changes))
+
+
+def read_value(
+    blobs: BlobStore, arguments: dict[str, Any], name: str
+) -> tuple[dict[str, Any], str]:
+    """Returns a value of a request as a field of an event, inline or as its blob, and its hash.
+
+    Raises:
+        ValueRefusedError, IntegrityError: it is no value, or its blob isn't there.
+    """
+    if f"{name}Ref" in arguments:
+        ref = check_blob_ref(arguments[f"{name}Ref"])
+        return {f"{name}Ref": ref}, hash_bytes(blobs.read(ref))
+    check_json(arguments[name])
+    data = canonical_bytes(arguments[name])
+    if len(data) > INLINE_BYTES_MAX:
+        return {f"{name}Ref": blobs.write(data)}, hash_bytes(data)
+    return {name: arguments[name]}, hash_bytes(data)
 
 
 def _check_keys(lock: dict[str, Any]) -> None:
@@ -248,35 +252,49 @@ def _check_source(source: Any) -> dict[str, Any]:
     return copy.deepcopy(source)
 
 
-def _check_deadline(deadline_ms: Any) -> int | None:
-    if deadline_ms is None:
-        return None
+def _read_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a run that are given: those with a value that isn't empty."""
+    checks = (_check_deadline, _check_labels, _check_on_interrupted, _check_budget)
+    given = (
+        (name, arguments.get(name), check) for name, check in zip(OPTIONS, checks, strict=True)
+    )
+    options = {name: check(value) for name, value, check in given if value is not None}
+    return {name: value for name, value in options.items() if value}
+
+
+def _check_deadline(deadline_ms: Any) -> int:
     if type(deadline_ms) is not int or not 0 < deadline_ms <= DEADLINE_MS_MAX:
         raise ValueError(f"deadlineMs is {deadline_ms!r}, expected 1 to {DEADLINE_MS_MAX}")
     return deadline_ms
 
 
-def _check_labels(labels: Any) -> dict[str, str] | None:
-    if labels is None:
-        return None
+def _check_labels(labels: Any) -> dict[str, str]:
     if not isinstance(labels, dict) or not all(isinstance(v, str) for v in labels.values()):
         raise TypeError("labels isn't a map of texts")
     return labels
 
 
-def _check_budget(budget: Any) -> dict[str, Any] | None:
-    if budget is None:
-        return None
+def _check_on_interrupted(patience: Any) -> str | int:
+    """`fail`: at once; a number: after so many ms; nothing: it is held until somebody decides."""
+    is_time = type(patience) is int and 0 < patience <= DEADLINE_MS_MAX
+    if patience != "fail" and not is_time:
+        raise ValueError(
+            f"onInterrupted is {patience!r}, expected 'fail' or 1 to {DEADLINE_MS_MAX}"
+        )
+    return patience  # type: ignore[no-any-return]
+
+
+def _check_budget(budget: Any) -> dict[str, Any]:
     if not isinstance(budget, dict) or not budget.keys() <= _BUDGET.keys():
         raise TypeError(f"budget isn't a map of {', '.join(_BUDGET)}")
     for name, limit in budget.items():
         is_number = type(limit) is int or (_BUDGET[name] is float and type(limit) is float)
         if not is_number or limit < 0:
             raise ValueError(f"budget.{name} is {limit!r}, expected a number of at least 0")
-    return budget or None
+    return budget
 
 
-def _check_text(text: Any, what: str) -> str:
+def check_text(text: Any, what: str) -> str:
     if not isinstance(text, str) or len(text) > 8_192 or (what == "by" and not text):
         raise TypeError(f"{what} is no text")
     return text[:BY_CHARS_MAX] if what == "by" else text

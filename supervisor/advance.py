@@ -29,6 +29,14 @@ from .owed_sessions import (
     settle_session,
 )
 from .owed_sub_runs import answer_call, call_workflow, finish_call, request_sub_run
+from .owed_waits import (
+    abandon,
+    finish_approval,
+    finish_wait,
+    request_approval,
+    start_wait,
+    take_signal,
+)
 from .plan import KERNEL_KINDS
 from .planning import finish_plan, register_plan
 from .run_state import (
@@ -41,6 +49,8 @@ from .run_state import (
     StepState,
 )
 
+# What a paused run leaves undone; what runs already ends and is recorded.
+_PAUSED = frozenset({"start_run", "start", "fix", "branch", "request_sub_run", "call_workflow"})
 KEY_CHARS_MAX = 200  # an item key stands in every path below its branch
 Handler = Callable[[RunState, Owed, Any, Now, Library], list[Draft]]
 
@@ -48,6 +58,8 @@ Handler = Callable[[RunState, Owed, Any, Now, Library], list[Draft]]
 def advance(run: RunState, now: Now, library: Library) -> list[Draft]:
     """Returns the events of the first follow-up that can be done now; empty: nothing is owed."""
     for owed, detail in run.owed.items():
+        if run.is_paused and owed[0] in _PAUSED and run.cancellation is None:
+            continue
         drafts = _HANDLERS[owed[0]](run, owed, detail, now, library)
         if drafts:
             return drafts
@@ -305,6 +317,12 @@ _HANDLERS: dict[str, Handler] = {
     "interrupt": interrupt,
     "finish_step": finish_step,
     "plan_retry": _plan_retry,
+    "request_approval": request_approval,
+    "finish_approval": finish_approval,
+    "start_wait": start_wait,
+    "take_signal": take_signal,
+    "finish_wait": finish_wait,
+    "abandon": abandon,
     "call_workflow": call_workflow,
     "finish_call": finish_call,
     "request_sub_run": request_sub_run,

@@ -5,7 +5,7 @@ completed it keeps a summary only, of one that may be opened again its steps too
 runs, steps, sessions, calls, sub-runs, budgets and outer loops stand in `checker_rules_*`; here
 are those of the log as a whole: chains, order, epochs, blobs (I1 to I5, I31, I32).
 
-Not checked, for no event states it yet: I25 to I27 (signals, approvals, schedules); nor what needs
+Not checked, for no event states it yet: I27 (schedules); nor what needs
 a witness outside the log (I30, I33 to I35).
 """
 

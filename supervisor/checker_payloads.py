@@ -27,7 +27,8 @@ TASKS = {
 _TEXTS = {
     "RunAdmitted": "workflowId:s workflowDefinitionHash:s trigger:a input:v inputHash:s source:m "
     "definitionRef?:r planOnly?:b parentRunId?:s parentCallId?:s parentStepPath?:s callPath?:l "
-    "outerLoopId?:s cycleNumber?:n cycle?:v supervise?:a budget?:m deadlineMs?:n labels?:a",
+    "outerLoopId?:s cycleNumber?:n cycle?:v supervise?:a budget?:m onInterrupted?:a deadlineMs?:n "
+    "labels?:a",
     "WorkflowVersionRegistered": "workflowVersionId:s lwirHash:s lockRef:r lockHash:s",
     "RunStarted": "workflowVersionId:s inputHash:s deadline?:n",
     "StepSkipped": "stepPath:s stepId:s because:s",
@@ -45,6 +46,15 @@ _TEXTS = {
     "ParallelGroupCompleted": "stepPath:s attempt:n",
     "ParallelGroupFailed": "stepPath:s attempt:n error:e",
     "ParallelGroupTimedOut": "stepPath:s attempt:n",
+    "ApprovalRequested": "approvalId:s stepPath?:s sessionId?:s callId?:s prompt:s data?:v "
+    "dataHash:s expiresAt?:n onTimeout:s",
+    "ApprovalResolved": "approvalId:s decision:s source:s by?:s note?:s decidedAt:n",
+    "WaitStarted": "stepPath:s name?:s dueAt?:n",
+    "SignalReceived": "signalId:s name:s data:v by?:s",
+    "WaitCompleted": "stepPath:s outcome:s signalId?:s",
+    "RunPaused": "by:s",
+    "RunUnpaused": "by:s",
+    "EffectResolved": "callId:s sessionId:s resolution:s by:s result?:v message?:s",
     "SubRunRequested": "subRunId:s workflowId:s wait:b planOnly?:b stepPath?:s sessionId?:s "
     "callId?:s",
     "SubRunSettled": "subRunId:s status:s output?:v error?:e usage:m spent?:m",
@@ -73,6 +83,7 @@ _TEXTS = {
     "harness.tool_call.succeeded": "callId:s result:v",
     "harness.tool_call.failed": "callId:s error:e",
     "harness.tool_call.unknown": "callId:s since:n evidence:s",
+    "harness.tool_call.reattached": "callId:s answer:s",
     "harness.operation.started": "callId:s position:s name:s",
     "harness.operation.succeeded": "callId:s result:v",
     "harness.operation.failed": "callId:s error:e",

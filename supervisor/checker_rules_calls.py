@@ -51,6 +51,7 @@ class _Call:
     request_hash: str = ""
     expected: bytes | None = None  # digest of the success that an earlier attempt recorded
     asks_for_run: bool = False  # its outcome stands in the log of the run that it starts
+    resolution: str = ""  # what a person has said of it, since it was lost last
     named_run: str | None = None  # the one that its arguments name, if they stand inline
 
     @property
@@ -116,10 +117,14 @@ class CallRules:
         self.open_count -= 1
         if kind != "tool_call" or call.effect == "read" or call.asks_for_run:
             return
-        if outcome == "failed" and fact.incarnation is None:
+        if call.resolution in ("succeeded", "failed"):
+            if outcome != call.resolution:
+                report("I16", f"call {name!r} was resolved as {call.resolution} and {outcome}")
+        elif outcome == "failed" and fact.incarnation is None:
             report("I16", f"lost call {name!r} ({call.effect}) was settled as failed, not unknown")
         elif outcome == "unknown":
             self.outcomes[call.key] = _UNKNOWN
+            call.resolution, call.is_lost = "", False
             return
         self._settle_effect(name, call, fact, report)
 
@@ -129,14 +134,44 @@ class CallRules:
         for call in self._calls.values():
             if call.is_open and call.fails_closed:
                 call.is_lost = True
+                call.resolution = ""
 
     def start_process(self, report: Report) -> None:
         """Checks that no process takes over what nobody may guess."""
         for name, call in self._calls.items():
-            if call.fails_closed and call.is_lost and call.is_open:
+            if call.effect == "once" and call.is_lost and call.is_open:
                 report("I16", f"a process took over while call {name!r} ({call.effect}) was lost")
             elif call.fails_closed and call.outcome == "unknown":
                 report("I16", f"a process took over while call {name!r} is unknown")
+
+    def resolve(self, fact: Fact, report: Report) -> None:
+        """Takes what a person says of a call: only of one that is unknown, and once."""
+        name, resolution = fact.payload["callId"], fact.payload["resolution"]
+        call = self._calls.get(name)
+        if call is None or call.outcome != "unknown":
+            report("I16", f"call {name!r} was resolved, but its outcome isn't unknown")
+            return
+        if resolution == "given_up":
+            return  # its session ends, and it stays unknown
+        call.is_open, call.outcome, call.resolution = True, "", resolution
+        call.is_lost = False
+        self.open_count += 1
+        self.outcomes.pop(call.key, None)
+
+    def reattach(self, fact: Fact, report: Report) -> None:
+        """Takes what the lookup of a managed effect says."""
+        name = fact.payload["callId"]
+        call = self._calls.get(name)
+        if call is None or not call.is_open or call.effect != "managed" or not call.is_lost:
+            report("I16", f"call {name!r} was looked up, but it is no lost managed one")
+            return
+        call.is_lost = False
+
+    def was_resolved(self, fact: Fact) -> bool:
+        """Says whether a fact is the outcome that a person has told of its call."""
+        call = self._calls.get(fact.payload.get("callId", ""))
+        is_outcome = fact.type in ENDED and fact.incarnation is None
+        return is_outcome and call is not None and call.resolution == fact.type.split(".")[2]
 
     def find_unknown(self, name: str) -> bool:
         """Says whether the call is one whose outcome was recorded as unknown."""
@@ -177,7 +212,8 @@ class CallRules:
 
     def find_lost(self) -> list[str]:
         """Returns the lost calls that have not been recorded as unknown."""
-        return [name for name, call in self._calls.items() if call.is_lost and call.is_open]
+        calls = self._calls.items()
+        return [n for n, c in calls if c.is_lost and c.is_open and c.effect == "once"]
 
     def _start_again(self, call: _Call, kind: str, fact: Fact, report: Report) -> None:
         name = fact.payload["callId"]

@@ -11,9 +11,10 @@ from .checker_facts import Fact, Report
 from .checker_manifests import find_manifest_problems
 from .checker_payloads import TASKS
 from .checker_rules_budgets import BudgetRules
-from .checker_rules_sessions import SessionRules, belongs_to_session
+from .checker_rules_sessions import EITHER, SessionRules, belongs_to_session
 from .checker_rules_steps import Step, StepRules
 from .checker_rules_sub_runs import Place, SubRunRules
+from .checker_rules_waits import HELD, WaitRules
 
 TERMINAL = frozenset({"RunCompleted", "RunFailed", "RunCancelled"})
 # What no run starts any more once its cancellation is recorded. A process may still report calls
@@ -38,6 +39,8 @@ class RunRules:
         self._sub_runs = SubRunRules(run_id)
         self._steps = StepRules(self.sessions.open, self._sub_runs)
         self._budget = BudgetRules()
+        self._waits = WaitRules(self._steps.is_running, self._steps.abandon)
+        self._steps.waits = self._waits
         self._admission: dict[str, Any] = {}
         self._stage = _NEW
         self._version_id: str | None = None
@@ -47,14 +50,22 @@ class RunRules:
         """Checks the run's next event, and applies it."""
         kind = fact.type
         is_of_session = belongs_to_session(kind)
-        if is_of_session != (fact.session_id is not None):
+        may_be_either = kind in EITHER and fact.session_id is not None
+        if not may_be_either and is_of_session != (fact.session_id is not None):
             report("I3", f"{kind} {'lacks' if is_of_session else 'has'} a session in its envelope")
+            return
+        if kind == "EffectResolved":
+            self.sessions.resolve(fact, report)
             return
         if self.terminal or kind == "RunReopened":
             self._go_on(fact, report)
             return
+        self._waits.check_start(fact, report, is_cancelled=self._is_cancelled)
         if self._is_cancelled and kind in _STARTS:
             report("I28", f"{kind} after the run's cancellation was requested")
+        if kind in HELD:
+            self._take_held(fact, report)
+            return
         self._check_opening(fact, report)
         self._budget.take(fact, report)
         if kind == "harness.session.started":
@@ -74,6 +85,14 @@ class RunRules:
         """Checks what must not be left open at the end of the log."""
         self.sessions.finish(report)
         self._budget.finish(report)
+
+    def _take_held(self, fact: Fact, report: Report) -> None:
+        """Takes what is said to a run, at any time of it; of a session its history counts it."""
+        if self._stage == _NEW:
+            report("I20", f"{fact.type} before the run was admitted")
+        self._waits.take(fact, report)
+        if fact.session_id is not None:
+            self.sessions.take(fact, report)
 
     # -- opening ---------------------------------------------------------------------------
 
@@ -210,6 +229,7 @@ class RunRules:
             *(f"session {name!r}" for name in self.sessions.open),
             *self._steps.list_open(),
             *self._sub_runs.list_awaited(),
+            *self._waits.list_open(),
         ]
         if not is_open and fact.type == "RunCompleted":
             is_open = [f"failed step {path!r}" for path in self._steps.list_unfinished()]

@@ -18,6 +18,7 @@ from .checker_facts import Fact, Report
 from .checker_payloads import TASKS
 from .checker_rules_calls import ENDED, STARTED, CallRules, EffectOutcomes
 
+RESOLUTIONS = frozenset({"succeeded", "failed", "never_happened", "given_up"})
 REASONS = frozenset(
     "crashed heartbeat_timeout step_timeout supervisor_lost put_away not_ready stale_incarnation "
     "protocol stopped done".split()
@@ -37,8 +38,12 @@ _BY_EITHER = frozenset(
 _BY_PROCESS = (
     (STARTED | ENDED | _STEP_ENDED) - _BY_EITHER - {"harness.tool_call.unknown"}
     | {"harness.session.resumed", "harness.warning", "StepRepairAttempted"}
-    | {"harness.model.repeated", "harness.memory.written"}
+    | {"harness.model.repeated", "harness.memory.written", "harness.tool_call.reattached"}
 )  # fmt: skip
+
+
+# Of the run, or of one of its sessions, whose history then has it.
+EITHER = frozenset({"ApprovalRequested", "ApprovalResolved", "EffectResolved"})
 
 
 def belongs_to_session(kind: str) -> bool:
@@ -100,6 +105,10 @@ class SessionRules:
             session.calls.start(fact, report)
         elif kind in ENDED:
             session.calls.end(fact, report)
+        elif kind == "EffectResolved":
+            session.calls.resolve(fact, report)
+        elif kind == "harness.tool_call.reattached":
+            session.calls.reattach(fact, report)
         elif kind == "harness.model.repeated":
             session.calls.repeat(fact, report)
         elif kind in _STEP_ENDED:
@@ -108,6 +117,15 @@ class SessionRules:
             session.step_end = kind.rsplit(".", 1)[1]
         elif kind in _TERMINAL:
             self._end(session, fact, report)
+
+    def resolve(self, fact: Fact, report: Report) -> None:
+        """Takes what a person says of an effect, of a session that is open or has ended."""
+        payload = fact.payload
+        if payload["resolution"] not in RESOLUTIONS:
+            report("I16", f"call {payload['callId']!r} was resolved as {payload['resolution']!r}")
+        if fact.session_id is None:
+            return  # its session has ended: a later attempt is handed what it says
+        self.take(fact, report)
 
     def is_unknown(self, session: str, call: str) -> bool:
         """Says whether a call of an open session was recorded as unknown."""
@@ -133,13 +151,22 @@ class SessionRules:
 
     def _check_author(self, fact: Fact, report: Report) -> None:
         by_process = fact.incarnation is not None
-        if by_process and fact.type not in _BY_PROCESS | _BY_EITHER:
+        if by_process and fact.type not in _BY_PROCESS | _BY_EITHER | {"ApprovalRequested"}:
             report("I9", f"{fact.type} was authored by a process; only the supervisor may")
-        elif not by_process and fact.type in _BY_PROCESS and not self.answers_request(fact):
+        elif (
+            not by_process
+            and fact.type in _BY_PROCESS
+            and not (self.answers_request(fact) or self._was_resolved(fact))
+        ):
             report("I9", f"{fact.type} names no incarnation that authored it")
         names_session = fact.type in _PROCESS or fact.type.startswith("Budget")
         if names_session and fact.payload["sessionId"] != fact.session_id:
             report("I8", f"it names session {fact.payload['sessionId']!r} inside")
+
+    def _was_resolved(self, fact: Fact) -> bool:
+        """Says whether a fact is the outcome of a call that a person has just told."""
+        session = self.open.get(fact.session_id or "")
+        return session is not None and session.calls.was_resolved(fact)
 
     def _start(self, fact: Fact, report: Report) -> None:
         payload, name = fact.payload, fact.session_id or ""

@@ -9,6 +9,7 @@ from .checker_documents import ScopeDocument
 from .checker_facts import Fact, Report
 from .checker_rules_calls import EffectOutcomes
 from .checker_rules_sub_runs import SubRunRules
+from .checker_rules_waits import WaitRules
 
 _VISIT = re.compile(r"\.visit\[\d+\]")
 _ROOT_STEP = re.compile(r"[^.\[@]+(\.visit\[\d+\])?")
@@ -58,6 +59,7 @@ class StepRules:
     def __init__(self, open_sessions: Container[str | None], sub_runs: SubRunRules) -> None:
         self.outcomes: dict[str, EffectOutcomes] = {}  # by the path of a top-level step
         self.is_forked = False
+        self.waits: WaitRules | None = None
         self._open_sessions = open_sessions
         self._sub_runs = sub_runs
         self._scopes = {"": Scope("", None)}
@@ -101,6 +103,17 @@ class StepRules:
     def find_outcomes(self, step_path: str) -> EffectOutcomes:
         """Returns what is kept of effects for the top-level step of a path."""
         return self.outcomes.setdefault(_root_path(step_path), {})
+
+    def is_running(self, path: str, uses: str) -> bool:
+        """Says whether an attempt of a step of this kind is open."""
+        step = self.find(path)
+        return step is not None and step.is_running and step.uses == uses
+
+    def abandon(self, path: str) -> None:
+        """Ends the attempt of a step that only waited: its scope was stopped."""
+        step = self.find(path)
+        if step is not None:
+            step.is_running = False
 
     def find(self, path: str) -> Step | None:
         """Returns the step that has an open visit with this path, or None."""
@@ -220,6 +233,8 @@ class StepRules:
             report("I17", f"{path!r} ended without its session {step.session_id!r}")
         if step.uses == "workflow.call" and not step.is_inherited:
             self._sub_runs.check_step_end(fact, report)
+        if step.uses in ("approval", "wait") and not step.is_inherited and self.waits is not None:
+            self.waits.check_step_end(fact, report)
         return step
 
     def _schedule_retry(self, fact: Fact, report: Report) -> None:

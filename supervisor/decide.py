@@ -13,6 +13,7 @@ from planaria.protocol.messages import Stop
 
 from .decide_openings import decide_admission, decide_fork, decide_retry
 from .decide_reports import decide_report
+from .decide_waits import decide_approval, decide_pause, decide_resolution, decide_signal
 from .decision import Decision
 from .drive_loop import decide_errand, decide_start_loop, drive, give_up_errand
 from .kernel_messages import (
@@ -20,6 +21,7 @@ from .kernel_messages import (
     AdmitRun,
     Answer,
     CancelRun,
+    DecideApproval,
     DriveLoop,
     ErrandEnded,
     ForkRun,
@@ -27,13 +29,16 @@ from .kernel_messages import (
     KernelMessage,
     Kill,
     LaunchFailed,
+    PauseRun,
     ProcessEnded,
     ProcessReady,
     ProcessSeen,
+    ResolveEffects,
     RetryRun,
     Send,
     SendHistory,
     SessionReported,
+    SignalRun,
     StartLoop,
     StopSystem,
     Tick,
@@ -54,6 +59,14 @@ def decide(system: SystemState, message: KernelMessage, now: Now, library: Libra
             return decide_retry(system, message, now)
         case ForkRun():
             return decide_fork(system, message, library)
+        case DecideApproval():
+            return decide_approval(system, message, now)
+        case SignalRun():
+            return decide_signal(system, message, library)
+        case PauseRun():
+            return decide_pause(system, message)
+        case ResolveEffects():
+            return decide_resolution(system, message)
         case StartLoop():
             return decide_start_loop(system, message, library)
         case DriveLoop():

@@ -36,13 +36,6 @@ def decide_admission(system: SystemState, message: AdmitRun, library: Library) -
             reason = "; ".join(f"{f.path}: {f.message}" for f in findings[:5])
             error = InputSchemaError(name=message.workflow_id, reason=reason)
             return Decision([], [Answer(message.client, error=error)])
-    details: dict[str, Any] = {}
-    if message.deadline_ms is not None:
-        details["deadlineMs"] = message.deadline_ms
-    if message.labels:
-        details["labels"] = message.labels
-    if message.budget:
-        details["budget"] = message.budget
     drafts = admit_run(
         message.run_id,
         workflow_id=message.workflow_id,
@@ -54,7 +47,7 @@ def decide_admission(system: SystemState, message: AdmitRun, library: Library) -
         input_hash=message.input_hash,
         source=message.source,
         library=library,
-        details=details,
+        details=message.options,
     )
     result = {"runId": message.run_id, "attached": False}
     return Decision(drafts, [Answer(message.client, result=result)])

@@ -3,10 +3,12 @@
 import copy
 from typing import Any
 
-from planaria.protocol.effects import EFFECTS, SUB_RUN_TOOLS
+from planaria.protocol.effects import EFFECTS, LOOKUP_ANSWERS, SUB_RUN_TOOLS
 from planaria.protocol.errors import ProtocolError
 from planaria.protocol.events import ROLE_EVENTS, TASKS, Draft, check_payload
+from planaria.protocol.ids import is_id
 from planaria.protocol.limits import ERROR_TEXT_CHARS_MAX, SESSION_EVENTS_MAX
+from planaria.protocol.lwir_fields import ON_TIMEOUT
 from planaria.protocol.messages import Committed, Refused
 from planaria.protocol.usage import UNNAMED
 
@@ -128,6 +130,8 @@ def _check_reports(session: SessionState, events: list[Any], *, has_budget: bool
         call.call_id: call.kind if call.sub_run_id is None else _SUB_RUN
         for call in session.open_calls.values()
     }
+    managed = {call.call_id for call in session.open_calls.values() if call.effect == "managed"}
+    approvals = dict(session.approvals)
     is_ended = session.finish is not None
     for item in events:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
@@ -143,6 +147,12 @@ def _check_reports(session: SessionState, events: list[Any], *, has_budget: bool
             raise ProtocolError(message=f"{kind} after the end of the session's step")
         if kind == "harness.model.repeated" and open_calls.get(str(payload["callId"])) != "model":
             raise ProtocolError(message=f"{kind} for a call that isn't open")
+        if kind == "harness.tool_call.reattached" and payload["callId"] not in managed:
+            raise ProtocolError(message=f"{kind} for a call that no process has left open")
+        if kind == "ApprovalRequested":
+            if payload["approvalId"] in approvals or payload.get("sessionId") != session.id:
+                raise ProtocolError(message=f"{kind} twice, or for another session")
+            approvals[payload["approvalId"]] = None
         if kind in _OPENING or kind in _CLOSING:
             call_id, opened = payload["callId"], kind.split(".")[1]
             is_legal = isinstance(call_id, str) and (
@@ -174,6 +184,17 @@ def _check_fields(kind: str, payload: dict[str, Any]) -> None:
             is_sound = isinstance(usage, dict) and len(usage) <= USAGE_NAMES_MAX
             is_sound = is_sound and all(
                 type(count) is int and 0 <= count <= COUNT_MAX for count in usage.values()
+            )
+        case "harness.tool_call.reattached":
+            is_sound = payload["answer"] in LOOKUP_ANSWERS and isinstance(payload["callId"], str)
+        case "ApprovalRequested":
+            names = ("approvalId", "callId", "prompt", "dataHash")
+            is_sound = (
+                all(isinstance(payload.get(name), str) for name in names)
+                and is_id(payload["approvalId"])
+                and payload["onTimeout"] in ON_TIMEOUT
+                and "stepPath" not in payload
+                and type(payload.get("expiresAt", 0)) is int
             )
         case _ if kind in _SUCCEEDING:
             is_sound = _is_metadata(payload.get("metadata"))

@@ -19,13 +19,15 @@ from planaria.protocol.errors import (
     SupervisorUnavailableError,
     error_to_wire,
 )
-from planaria.protocol.events import RUN_TERMINAL, Event
+from planaria.protocol.events import Event
 from planaria.protocol.ids import check_id, derive_id
 from planaria.protocol.limits import RUNS_LISTED_MAX
 from planaria.protocol.messages import Reply, Request
 
 from .admissions import Admissions
 from .blobs import BlobStore
+from .blocking import list_blocks
+from .decision_requests import DecisionRequests
 from .event_log import EventLog
 from .kernel import Kernel
 from .kernel_messages import Answer, CancelRun, KernelMessage
@@ -41,6 +43,7 @@ from .views import (
     describe_row,
     describe_run,
 )
+from .waiters import Waiters
 
 EVENTS_PER_REPLY_MAX = 1_000
 CLIENTS_MAX = 1_000
@@ -71,12 +74,12 @@ class Desk:
         self._library = library
         self._blobs = blobs
         self._facts = facts
-        # By run and link: a request that is asked again, for want of an answer, waits once.
-        self._waiters: dict[str, dict[bytes, int]] = {}
+        self._waiters = Waiters(kernel.system, self._describe_outcome)
         self._followers: dict[str, dict[bytes, tuple[int, dict[str, Any]]]] = {}
         self._replies: list[tuple[Client, Any, PlanariaError | None]] = []
         self._later: list[tuple[Client, Callable[[], Any]]] = []
         self._admissions = Admissions(kernel, library, blobs, self._load)
+        self._decisions = DecisionRequests(blobs, self._load)
         self._loops = loops
         self._loop_waiters: dict[str, dict[bytes, int]] = {}
         self._outcomes: dict[str, dict[str, Any]] = {}  # of the runs that ended last
@@ -144,11 +147,36 @@ class Desk:
             self._reply_later(client, lambda: outcome)
             return
         run = self._find(run_id)
-        if run.is_ended or run.status == "interrupted":
-            self._reply_later(client, lambda: describe_outcome(run, self._library.cost))
+        until_blocked = bool(arguments.get("untilBlocked"))
+        answer = self._waiters.answer(run, until_blocked=until_blocked)
+        if answer is not None:
+            self._reply_later(client, lambda: answer)
         else:
-            link, number = client
-            self._waiters.setdefault(run.run_id, {})[link] = number
+            self._waiters.add(run_id, client, until_blocked=until_blocked)
+
+    def _describe_outcome(self, run: RunState) -> dict[str, Any]:
+        return describe_outcome(run, self._library.cost)
+
+    def _decide_approval(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        return self._decisions.read_approval(client, arguments)
+
+    def _signal_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        return self._decisions.read_signal(client, arguments)
+
+    def _pause_run(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        return self._decisions.read_pause(client, arguments)
+
+    def _resolve_effects(self, client: Client, arguments: dict[str, Any]) -> KernelMessage:
+        return self._decisions.read_resolution(client, arguments)
+
+    def _list_blocks(self, client: Client, arguments: dict[str, Any]) -> None:
+        """Answers with all that waits for people: of every open run, or of one."""
+        wanted = arguments.get("runId")
+        if wanted is not None:
+            runs = [self._find(check_id(wanted, "run id"))]
+        else:
+            runs = [run for run in self._kernel.system.runs.values() if not run.is_ended]
+        self._reply_later(client, lambda: [block for run in runs for block in list_blocks(run)])
 
     def _get_run(self, client: Client, arguments: dict[str, Any]) -> None:
         run = self._find(check_id(arguments["runId"], "run id"))
@@ -242,6 +270,11 @@ class Desk:
         "start_loop": _start_loop,
         "wait_loop": _wait_loop,
         "cancel_run": _cancel_run,
+        "decide_approval": _decide_approval,
+        "signal_run": _signal_run,
+        "pause_run": _pause_run,
+        "resolve_effects": _resolve_effects,
+        "list_blocks": _list_blocks,
         "wait_run": _wait_run,
         "get_run": _get_run,
         "list_runs": _list_runs,
@@ -258,11 +291,10 @@ class Desk:
 
     def note_events(self, events: list[Event]) -> None:
         """Answers those who waited for what has just been committed."""
+        self._replies += [
+            (client, told, None) for client, told in self._waiters.note_events(events)
+        ]
         for event in events:
-            if event.type in RUN_TERMINAL or event.type == "RunInterrupted":
-                for client in self._waiters.pop(event.run_id, {}).items():
-                    run = self._find(event.run_id)
-                    self._replies.append((client, describe_outcome(run, self._library.cost), None))
             for link, (number, wanted) in self._followers.pop(event.run_id, {}).items():
                 client = link, number
                 self._reply_later(client, functools.partial(self._page, event.run_id, wanted))
@@ -301,7 +333,7 @@ class Desk:
                 keep(
                     self._outcomes,
                     run_id,
-                    describe_outcome(run, self._library.cost),
+                    self._describe_outcome(run),
                     OUTCOMES_KEPT_MAX,
                 )
         system.ended.clear()
@@ -312,7 +344,8 @@ class Desk:
         descriptor = self.attached.pop(link, None)
         if descriptor is not None:
             os.close(descriptor)
-        for waiting in (*self._waiters.values(), *self._loop_waiters.values()):
+        self._waiters.forget(link)
+        for waiting in self._loop_waiters.values():
             waiting.pop(link, None)
         for following in self._followers.values():
             following.pop(link, None)

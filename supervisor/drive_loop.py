@@ -21,6 +21,7 @@ from .decision import Decision
 from .drafts import admit_run, make_error
 from .drift import describe_changes, find_drift
 from .kernel_messages import (
+    OPTIONS,
     Answer,
     DriveLoop,
     ErrandEnded,
@@ -109,13 +110,7 @@ def _template_of(message: StartLoop) -> dict[str, Any]:
         "lockRef": admission.lock_ref,
         "versionId": None if "planner" in admission.lock else admission.version_id,
     }
-    optional = {
-        "deadlineMs": admission.deadline_ms,
-        "labels": admission.labels,
-        "budget": admission.budget,
-    }
-    template.update({name: value for name, value in optional.items() if value})
-    return template
+    return {**template, **admission.options}
 
 
 def _resume(system: SystemState, loop: LoopState, message: StartLoop, library: Library) -> Decision:
@@ -166,7 +161,7 @@ def _start_cycle(loop: LoopState, library: Library) -> Decision:
     while library.run(run_id := cycle_run_id(loop.id, loop.cycle_number, opening)) is not None:
         opening += 1
     template = loop.template
-    names = ("deadlineMs", "budget", "labels", "supervise")
+    names = (*OPTIONS, "supervise")
     details = {name: template[name] for name in names if name in template}
     details.update(outerLoopId=loop.id, cycleNumber=loop.cycle_number)
     details["cycle"] = _describe_cycle(loop, library)

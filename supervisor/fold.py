@@ -16,6 +16,7 @@ from .fold_groups import GROUP_HANDLERS, completed_branches
 from .fold_openings import OPENING_HANDLERS
 from .fold_sessions import SESSION_HANDLERS, Handler
 from .fold_sub_runs import SUB_RUN_HANDLERS
+from .fold_waits import WAIT_HANDLERS
 from .illegal import refuse_unless
 from .run_state import (
     BACKOFF,
@@ -42,10 +43,20 @@ from .scope_flow import (
 )
 
 _AFTER_END = frozenset({"RunReopened", "OuterLoopCycleCompleted"})
+_EITHER = frozenset({"EffectResolved"})
+# What the start of an attempt that needs no process owes.
+_FIRST = {
+    "decision": "decide",
+    "parallel": "open_group",
+    "workflow.call": "call_workflow",
+    "approval": "request_approval",
+    "wait": "start_wait",
+}
 # What the running attempt of a step may owe.
 _ENDS = (
-    "finish_step decide open_group end_group finish_group call_workflow finish_call inherit".split()
-)
+    "finish_step decide open_group end_group finish_group call_workflow finish_call inherit "
+    "request_approval finish_approval start_wait finish_wait"
+).split()
 
 
 def fold(run: RunState, event: Event, library: Library) -> RunState:
@@ -58,7 +69,7 @@ def fold(run: RunState, event: Event, library: Library) -> RunState:
     check_payload(event.type, event.payload)
     refuse_unless(event.sequence == run.sequence + 1, event, f"after sequence {run.sequence}")
     refuse_unless(
-        run.is_ended == (event.type in _AFTER_END),
+        event.type in _EITHER or run.is_ended == (event.type in _AFTER_END),
         event,
         "after the run's end" if run.is_ended else "before the run's end",
     )
@@ -150,12 +161,10 @@ def _start_attempt(run: RunState, event: Event, library: Library) -> None:
         run.owe("inherit", path)
     elif "sessionId" in payload:
         run.owe("open_session", path, detail=payload["sessionId"])
-    elif step.plan.kind == "parallel":
-        run.owe("open_group", path)
-    elif step.plan.kind == "workflow.call":
-        run.owe("call_workflow", path)
+    elif step.plan.kind in _FIRST:
+        run.owe(_FIRST[step.plan.kind], path)
     else:
-        run.owe("decide", path)
+        raise AssertionError(f"nothing carries a step of kind {step.plan.kind!r}")
 
 
 def _complete_step(run: RunState, event: Event, library: Library) -> None:
@@ -349,6 +358,7 @@ _HANDLERS: dict[str, Handler] = {
     "RunPruned": _note,
     **OPENING_HANDLERS,
     **GROUP_HANDLERS,
+    **WAIT_HANDLERS,
     **SUB_RUN_HANDLERS,
     **SESSION_HANDLERS,
 }

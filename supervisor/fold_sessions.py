@@ -10,6 +10,7 @@ from planaria.protocol.payloads import read_field
 from planaria.protocol.usage import add_counts
 
 from .illegal import refuse_unless
+from .resolving import make_interruption
 from .restart import is_over_intensity, restart_not_before
 from .run_state import RUNNING, CallState, Library, RunState, SessionState, choose_kind
 
@@ -87,15 +88,15 @@ def _end_process(run: RunState, event: Event, library: Library) -> None:
         return
     if session.finish is not None or session.is_held:
         return
-    once = [c.call_id for c in session.open_calls.values() if c.fails_closed]
-    if once:
+    for call in session.open_calls.values():
+        call.is_lost = call.is_lost or call.effect == "once"
+    session.not_before = restart_not_before(session.crashes, event.epoch, event.mono)
+    if any(call.is_lost for call in session.open_calls.values()):
         run.owe("hold_session", session.id, detail=event.sequence)
     elif is_over_intensity(session.crashes, event.epoch, event.mono):
         run.owe("close_session", session.id, detail=_crash_error(session, event.payload))
-    else:
-        session.not_before = restart_not_before(session.crashes, event.epoch, event.mono)
-        if not session.awaits_sub_runs:
-            run.waiting[session.id] = session
+    elif not session.awaits_others:
+        run.waiting[session.id] = session
 
 
 def _crash_error(session: SessionState, exit_facts: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +127,8 @@ def _open_call(run: RunState, event: Event, library: Library) -> None:
         tool_name=payload.get("toolName", ""),
         idempotency_key=payload.get("idempotencyKey", ""),
         started_at=event.at,
+        session_id=session.id,
+        step_path=session.step.path,
     )
     if session.role == "orchestrator" and call.tool_name in SUB_RUN_TOOLS:
         call.sub_run_id = sub_run_id(run.run_id, call_id)
@@ -163,15 +166,66 @@ def _mark_unknown(run: RunState, event: Event, library: Library) -> None:
     _count(session, event)
     del session.open_calls[call.call_id]
     session.unknown_calls.append(call)
+    call.unknown_at, call.evidence = event.at, event.payload["evidence"]
     if call.fails_closed:
         run.unknown_effects[call.call_id] = call
+        run.resolutions.pop(call.call_id, None)  # it may be lost a second time
     if not call.fails_closed or run.cancellation is not None:
         return
     run.waiting.pop(session.id, None)
     run.timed.pop(session.step.path, None)
-    if not any(c.fails_closed for c in session.open_calls.values()):
+    if not any(c.is_lost for c in session.open_calls.values()):
         run.owed.pop(("hold_session", session.id), None)
         run.owed.pop(("settle_session", session.id), None)
+        if run.admission.get("onInterrupted") == "fail":
+            run.owe("close_session", session.id, detail=make_interruption(call))
+        else:
+            run.owe("interrupt")
+
+
+def _reattach(run: RunState, event: Event, library: Library) -> None:
+    """A managed effect was looked up; if that says nothing, only a person can."""
+    session = _session(run, event)
+    call = session.open_calls.get(event.payload["callId"])
+    legal = call is not None and call.effect == "managed" and call.sub_run_id is None
+    refuse_unless(legal, event, f"for call {event.payload['callId']!r}")
+    assert call is not None
+    _count(session, event)
+    if event.payload["answer"] == "unknown":
+        call.is_lost = True
+        run.owe("hold_session", session.id, detail=event.sequence)
+
+
+def _resolve_effect(run: RunState, event: Event, library: Library) -> None:
+    payload = event.payload
+    call_id, resolution = payload["callId"], payload["resolution"]
+    call = run.unknown_effects.get(call_id)
+    refuse_unless(call is not None, event, f"for call {call_id!r}")
+    assert call is not None
+    run.resolutions[call_id] = payload
+    session = run.sessions.get(call.session_id)
+    if session is None:
+        del run.unknown_effects[call_id]
+        if resolution == "succeeded":
+            path = strip_attempts(call.step_path)
+            result = read_field(payload, "result")
+            run.performed.setdefault(path, {})[call.idempotency_key] = result
+        return
+    session.last_sequence = event.sequence
+    if run.status == "interrupted":
+        run.status = "running"
+    if resolution == "given_up":
+        run.owe("close_session", session.id, detail=make_interruption(call))
+        return
+    del run.unknown_effects[call_id]
+    session.unknown_calls.remove(call)
+    call.is_lost = False
+    session.open_calls[call_id] = call
+    if session.is_held:
+        run.owe("interrupt")
+    elif not session.is_live:
+        run.waiting[session.id] = session
+    if any(other.is_held for other in run.sessions.values()):
         run.owe("interrupt")
 
 
@@ -240,6 +294,8 @@ SESSION_HANDLERS: dict[str, Handler] = {
     "harness.tool_call.succeeded": _close_call,
     "harness.tool_call.failed": _close_call,
     "harness.tool_call.unknown": _mark_unknown,
+    "harness.tool_call.reattached": _reattach,
+    "EffectResolved": _resolve_effect,
     "harness.model.repeated": _repeat_call,
     "BudgetReserved": _reserve,
     "BudgetSettled": _settle_budget,

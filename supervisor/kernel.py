@@ -180,6 +180,24 @@ class Kernel:
                 if step.plan.timeout_ms is not None:
                     due_at = event.at + step.plan.timeout_ms * 1_000
                     self.system.set_timer(due_at, run.run_id)
+            case "ApprovalRequested" | "WaitStarted":
+                due = event.payload.get("expiresAt", event.payload.get("dueAt"))
+                if due is not None:
+                    self.system.set_timer(due, run.run_id)
+            case "ApprovalResolved" if event.session_id is not None:
+                self._tell_session(event, turn)
+            case "RunUnpaused":
+                self._set_timers(run)
+            case "harness.tool_call.unknown":
+                patience = run.admission.get("onInterrupted")
+                if type(patience) is int:
+                    self.system.set_timer(event.at + patience * 1_000, run.run_id)
+                process = self.system.processes.get(
+                    self.system.bound.get(event.session_id or "", "")
+                )
+                if process is not None and process.status == BOUND:
+                    stop = Send(process.id, Stop("shutdown"))
+                    turn.actions.extend(self._noted([stop], now))
             case "RunStarted":
                 if run.deadline is not None:
                     self.system.set_timer(run.deadline, run.run_id)
@@ -193,8 +211,9 @@ class Kernel:
             case "ParallelGroupTimedOut":
                 left = sub_runs_below(run, run.groups[event.payload["stepPath"]])
                 self._record(cancel_sub_runs(self.system, left, PARENT_STOPPED), turn, now)
-            case "ProcessExited":
-                self.system.bound.pop(event.session_id or "", None)
+            case "ProcessExited" | "EffectResolved":
+                if event.type == "ProcessExited":
+                    self.system.bound.pop(event.session_id or "", None)
                 session = run.waiting.get(event.session_id or "")
                 if session is not None and session.not_before[1] > now.mono:
                     self.system.set_delay(session.not_before[1])
@@ -244,7 +263,7 @@ class Kernel:
             self._record(drafts, turn, now)
         else:
             raise AssertionError(f"run {run.run_id!r} owes without end: {list(run.owed)[:3]}")
-        if run.waiting and not run.is_ended:
+        if run.waiting and not run.is_ended and not run.is_paused:
             self.system.queue.setdefault(run.run_id)
         else:
             self.system.queue.pop(run.run_id, None)
@@ -332,6 +351,16 @@ class Kernel:
         for step in run.backoffs.values():
             if step.due_at is not None:
                 self.system.set_timer(step.due_at, run.run_id)
+        for wait in run.waits.values():
+            if wait.due_at is not None:
+                self.system.set_timer(wait.due_at, run.run_id)
+        for approval in run.approvals.values():
+            if approval.expires_at is not None:
+                self.system.set_timer(approval.expires_at, run.run_id)
+        patience = run.admission.get("onInterrupted")
+        for call in run.unknown_effects.values():
+            if type(patience) is int:
+                self.system.set_timer(call.unknown_at + patience * 1_000, run.run_id)
         for step in run.timed.values():
             assert step.plan.timeout_ms is not None
             due_at = step.attempt_started_at + step.plan.timeout_ms * 1_000

@@ -1,10 +1,13 @@
 """What reaches the kernel (requests and reports), and the actions that it answers with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from planaria.protocol.errors import PlanariaError
 from planaria.protocol.messages import ToChild
+
+# What a caller may say of how a run is carried out, as fields of its admission.
+OPTIONS = ("deadlineMs", "labels", "onInterrupted", "budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +25,7 @@ class AdmitRun:
     input_hash: str
     source: dict[str, Any]
     trigger: str = "client"
-    deadline_ms: int | None = None
-    labels: dict[str, str] | None = None
-    budget: dict[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # see OPTIONS; only those that are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,54 @@ class StopSystem:
 
 
 @dataclass(frozen=True, slots=True)
+class DecideApproval:
+    """A person answers an approval: `decision` is approved or rejected."""
+
+    client: Any
+    run_id: str
+    approval_id: str
+    decision: str
+    by: str
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRun:
+    """A signal for a run; `data` is {"data": value} or {"dataRef": reference}."""
+
+    client: Any
+    run_id: str
+    signal_id: str
+    name: str
+    data: dict[str, Any]
+    by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRun:
+    """A client asks that a run starts nothing more, or that it goes on."""
+
+    client: Any
+    run_id: str
+    is_paused: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveEffects:
+    """A person says what has become of effects whose outcome is unknown.
+
+    Each of `answers` is {callId, resolution, result? | resultRef?, message?}; the resolution is
+    one of succeeded, failed, never_happened, given_up.
+    """
+
+    client: Any
+    run_id: str
+    answers: list[dict[str, Any]]
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartLoop:
     """A client asks for an outer loop; `admission` is what its cycles' runs are admitted with."""
 
@@ -162,6 +211,10 @@ class ErrandEnded:
 
 KernelMessage = (
     AdmitRun
+    | DecideApproval
+    | SignalRun
+    | PauseRun
+    | ResolveEffects
     | StartLoop
     | DriveLoop
     | ErrandEnded

@@ -10,8 +10,10 @@ from planaria.protocol.ids import check_id
 from planaria.protocol.limits import RUNS_LISTED_MAX
 
 from .blobs import BlobStore
+from .blocking import find_blocks, list_blocks
 from .data_directory import DataDirectory
 from .event_reader import EventReader
+from .explaining import explain_timers
 from .library import BlobLibrary
 from .views import describe_event, describe_row, describe_run
 
@@ -37,10 +39,9 @@ class OfflineLog:
         run = self._library.run(run_id)
         assert run is not None
         shown = describe_run(run, cost=self._library.cost)
-        if not run.is_ended and run.status != "interrupted":
-            shown["waitsFor"] = (
-                f"a supervisor, and none runs: 'planaria resume {run_id}' starts one"
-            )
+        if not run.is_ended and find_blocks({}, run) is None:
+            missing = f"a supervisor, and none runs: 'planaria resume {run_id}' starts one"
+            shown["waitsFor"] = [missing, *explain_timers(run)]
         return shown
 
     def read_events(self, run_id: str, after: int) -> Iterator[dict[str, Any]]:
@@ -53,6 +54,14 @@ class OfflineLog:
         """Returns the newest runs first."""
         rows = self._reader.list_runs(max(0, min(limit, RUNS_LISTED_MAX)), status)
         return [describe_row(row) for row in rows]
+
+    def list_blocks(self, run_id: str | None) -> list[dict[str, Any]]:
+        """Returns what waits for people, of one run or of all open ones."""
+        if run_id is not None:
+            self._check_run(run_id)
+        wanted = [run_id] if run_id is not None else self._reader.open_runs()
+        runs = (self._library.run(one) for one in wanted)
+        return [block for run in runs if run is not None for block in list_blocks(run)]
 
     def count_runs(self) -> dict[str, int]:
         """Returns how many runs there are of each status."""

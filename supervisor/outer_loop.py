@@ -8,6 +8,7 @@ from planaria.protocol.events import Event
 from planaria.protocol.payloads import read_field, write_field
 from planaria.protocol.usage import Usage, add_usage, copy_usage, sum_models
 
+from .kernel_messages import OPTIONS
 from .run_state import Error, Library, RunState, Value
 
 IDLE = "idle"  # loaded, and not driven
@@ -92,8 +93,8 @@ def load_loop(manifest: dict[str, Any], library: Library) -> LoopState:
 def make_template(run: RunState) -> dict[str, Any]:
     """Returns what the runs of a loop's cycles are admitted with, from the run of one."""
     admission = run.admission
-    names = "workflowId workflowDefinitionHash inputHash source supervise deadlineMs budget labels"
-    template = {name: admission[name] for name in names.split() if name in admission}
+    names = (*OPTIONS, *"workflowId workflowDefinitionHash inputHash source supervise".split())
+    template = {name: admission[name] for name in names if name in admission}
     template["input"] = write_field("input", run.input)
     if "definitionRef" in admission:
         template["lockRef"], template["versionId"] = admission["definitionRef"], None

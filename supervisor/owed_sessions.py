@@ -10,16 +10,17 @@ from planaria.protocol.usage import copy_usage
 
 from .drafts import fail_attempt, identify_step, make_error
 from .outputs import check_output
+from .owed_waits import close_approvals
 from .planning import describe_draft_findings
 from .run_state import Error, Library, Now, Owed, RunState, SessionState
 
 
-def close_calls(run: RunState, session: SessionState, why: str) -> list[Draft]:
-    """Returns the ends of a session's open calls, for a session that ends without them.
+def close_calls(run: RunState, session: SessionState, why: str, now: Now) -> list[Draft]:
+    """Returns the ends of a session's open calls and approvals, for one that ends without them.
 
     A lost `read` is a failure; a lost effect of another class is unknown.
     """
-    drafts = []
+    drafts = close_approvals(run, session, now)
     for call in session.open_calls.values():
         error = {"name": "Lost", "message": why}
         payload: dict[str, Any] = {"callId": call.call_id, "error": error}
@@ -64,7 +65,7 @@ def settle_session(
     outcome, value, _ = session.finish
     if run.cancellation is None and any(call.fails_closed for call in session.open_calls.values()):
         return hold_session(run, owed, detail, now, library)
-    drafts = close_calls(run, session, "its session ended before its outcome was recorded")
+    drafts = close_calls(run, session, "its session ended before its outcome was recorded", now)
     if outcome == "succeeded":
         error = _check_output(run, session, library.value(value))
         if error is None:
@@ -99,7 +100,7 @@ def close_session(
         {"error": detail, "usage": copy_usage(session.usage)},
         session.id,
     )
-    return [*close_calls(run, session, detail["message"]), failed]
+    return [*close_calls(run, session, detail["message"], now), failed]
 
 
 def hold_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
@@ -114,14 +115,15 @@ def hold_session(run: RunState, owed: Owed, detail: Any, now: Now, library: Libr
             session.id,
         )
         for call in session.open_calls.values()
-        if call.fails_closed
+        if call.fails_closed and (call.is_lost or session.finish is not None)
     ]
 
 
 def interrupt(run: RunState, owed: Owed, detail: Any, now: Now, library: Library) -> list[Draft]:
     """Says that a run can't move on: an effect is unknown and nothing else is left to do."""
     can_move = any(not session.is_held for session in run.sessions.values())
-    if len(run.owed) > 1 or can_move or run.backoffs or run.awaits_sub_runs:
+    waits = run.awaits_sub_runs or run.approvals or run.waits
+    if len(run.owed) > 1 or can_move or run.backoffs or waits:
         return []
     session = next(s for s in run.sessions.values() if s.is_held)
     call = next(c for c in session.unknown_calls if c.fails_closed)

@@ -57,12 +57,11 @@ def call_workflow(
 
 def _start_for_step(run: RunState, step: StepState, library: Library) -> list[Draft]:
     arguments = step.plan.document["with"]
-    assert step.plan.call_input is not None
     return _start(
         run,
         sub_run_id(run.run_id, step.path, step.attempt),
         arguments,
-        evaluate(run, step, step.plan.call_input, library),
+        evaluate(run, step, step.plan.templates["input"], library),
         {"stepPath": step.path},
         library,
         is_awaited=arguments.get("wait", True),
@@ -165,6 +164,8 @@ def _start(
         parent["planOnly"] = True
     if run.budget is not None:
         parent["budget"] = remaining(run.budget, run.spent)
+    if "onInterrupted" in run.admission:
+        parent["onInterrupted"] = run.admission["onInterrupted"]
     requested: dict[str, Any] = {"subRunId": new_run_id, "workflowId": workflow.id, **place}
     requested["wait"] = is_awaited
     if is_plan_only:

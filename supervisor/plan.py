@@ -12,7 +12,9 @@ from planaria.protocol.locks import document_of, is_planned, make_version_id, su
 from planaria.protocol.manifests import describe_fixer, describe_step, role_of
 from planaria.protocol.templates import Template, parse_template
 
-KERNEL_KINDS = frozenset({"decision", "parallel", "workflow.call"})  # no process carries them
+WAITING_KINDS = frozenset({"approval", "wait"})
+# No process carries them.
+KERNEL_KINDS = frozenset({"decision", "parallel", "workflow.call"}) | WAITING_KINDS
 _AGENT_KINDS = frozenset({"ai.generate", "plan", "orchestrate"})
 _TEMPLATE_FIELDS = frozenset({"prompt", "instructions", "args", "data", "until", "for"})
 
@@ -61,7 +63,7 @@ class StepPlan:
     fail_fast: bool = True
     order_by_key: bool = False
     branch: "ScopePlan | None" = None
-    call_input: Template | None = None  # of a workflow.call
+    templates: dict[str, Template] = field(default_factory=dict)  # of `with`, for the kernel
     fixer: dict[str, Any] | None = None  # and its limits
     fixer_manifest: dict[str, Any] = field(default_factory=dict)
 
@@ -203,8 +205,9 @@ def _make_step(
         extra["fail_fast"] = arguments.get("failureMode", "fail_fast") == "fail_fast"
         extra["order_by_key"] = fan_in.get("order") == "itemKey"
         extra["branch"] = _make_scope(step["steps"], fan_in.get("outputStep"), lock)
-    elif kind == "workflow.call":
-        extra["call_input"] = parse_template(arguments["input"])
+    elif kind in KERNEL_KINDS:
+        names = _TEMPLATE_FIELDS | {"input"}
+        extra["templates"] = {n: parse_template(v) for n, v in arguments.items() if n in names}
     elif "fixer" in step.get("onFailure", {}):
         extra["fixer"] = step["onFailure"]["fixer"]
         extra["fixer_manifest"] = describe_fixer(step, lock)

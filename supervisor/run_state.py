@@ -74,6 +74,11 @@ class CallState:
     tool_name: str
     idempotency_key: str
     started_at: int
+    session_id: str = ""
+    step_path: str = ""
+    unknown_at: int = 0
+    evidence: str = ""  # of its unknown outcome
+    is_lost: bool = False  # only its outcome is missing, and nobody but a person can say it
     args: Value = None  # of a call that starts a sub-run
     sub_run_id: str | None = None
 
@@ -106,6 +111,29 @@ def choose_kind(source: Mapping[str, Any], *, needs_agent: bool = False) -> str:
 
 
 @dataclass(slots=True)
+class ApprovalState:
+    """A question that a person has to answer, or the time."""
+
+    id: str
+    step_path: str | None  # of an `approval` step, or ...
+    session_id: str | None  # ... the session, one of whose calls asks
+    expires_at: int | None  # UTC µs; that instant itself is too late
+    on_timeout: str  # reject | fail
+    requested: dict[str, Any]  # as it was shown
+    requested_at: int
+
+
+@dataclass(slots=True)
+class WaitState:
+    """A `wait` step: for a signal, or for an instant."""
+
+    path: str
+    name: str | None
+    due_at: int | None
+    since: int
+
+
+@dataclass(slots=True)
 class SessionState:
     """One attempt of a step, carried by one process at a time."""
 
@@ -128,6 +156,7 @@ class SessionState:
     usage: Usage = field(default_factory=dict)
     finish: tuple[str, Any, dict[str, Any]] | None = None  # (succeeded|failed, value, metadata)
     unknown_calls: list[CallState] = field(default_factory=list)
+    approvals: dict[str, None] = field(default_factory=dict)  # open ones of its calls
 
     @property
     def is_held(self) -> bool:
@@ -135,10 +164,11 @@ class SessionState:
         return any(call.fails_closed for call in self.unknown_calls)
 
     @property
-    def awaits_sub_runs(self) -> bool:
-        """Says whether it can't go on before sub-runs have ended, so that it needs no process."""
-        calls = self.open_calls
-        return bool(calls) and all(call.sub_run_id is not None for call in calls.values())
+    def awaits_others(self) -> bool:
+        """Says whether it only waits for sub-runs or decisions, so that it needs no process."""
+        calls = self.open_calls.values()
+        waits = bool(calls or self.approvals)
+        return waits and all(call.sub_run_id is not None for call in calls)
 
     @property
     def needs_agent(self) -> bool:
@@ -256,6 +286,12 @@ class RunState:
     is_planning: bool = False
     planning_usage: Usage = field(default_factory=dict)  # of the planner, once it has drafted
     is_started: bool = False
+    approvals: dict[str, ApprovalState] = field(default_factory=dict)  # open ones
+    decided: dict[str, dict[str, Any]] = field(default_factory=dict)  # ApprovalResolved by id
+    waits: dict[str, WaitState] = field(default_factory=dict)  # open ones, by step path
+    signals: dict[str, dict[str, Value]] = field(default_factory=dict)  # by name, then id: kept
+    signal_hashes: dict[str, str] = field(default_factory=dict)  # of every signal, by its id
+    pause: dict[str, Any] | None = None  # {by, at} while nothing may start
     sub_runs: dict[str, SubRunState] = field(default_factory=dict)  # open ones
     # Versions that a planner has made for this run to start: (workflow id, reference of the lock)
     planned: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
@@ -264,6 +300,7 @@ class RunState:
     performed: dict[str, dict[str, Value]] = field(default_factory=dict)
     # Effects that may or may not have happened when their session was ended from outside.
     unknown_effects: dict[str, CallState] = field(default_factory=dict)
+    resolutions: dict[str, dict[str, Any]] = field(default_factory=dict)  # EffectResolved by call
     inherited: Inheritance | None = None  # of a fork
     forked_from: dict[str, Any] | None = None  # {fromRunId, atSequence}
 
@@ -271,6 +308,11 @@ class RunState:
     def is_ended(self) -> bool:
         """Says whether the run has its terminal event."""
         return self.status in ("completed", "failed", "cancelled")
+
+    @property
+    def is_paused(self) -> bool:
+        """Says whether it may start nothing until somebody lets it go on."""
+        return self.pause is not None
 
     @property
     def awaits_sub_runs(self) -> bool:

@@ -8,13 +8,14 @@ from typing import Any
 from planaria.protocol.errors import ALWAYS_FAIL_RUN
 from planaria.protocol.graph import Loop
 
-from .plan import ScopePlan
+from .plan import WAITING_KINDS, ScopePlan
 from .run_state import (
     BACKOFF,
     COMPLETED,
     FAILED,
     PENDING,
     READY,
+    RUNNING,
     SETTLED,
     FailureRank,
     GroupState,
@@ -148,6 +149,8 @@ def halt(run: RunState, scope: ScopeState) -> None:
             scope.running -= 1
         elif step.group is not None:
             halt_group(run, step.group)
+        elif step.status == RUNNING and step.plan.kind in WAITING_KINDS:
+            run.owe("abandon", step.path)
 
 
 def halt_group(run: RunState, group: GroupState) -> None:

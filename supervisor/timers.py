@@ -10,9 +10,11 @@ from planaria.protocol.usage import copy_usage
 
 from .advance import start_attempt
 from .drafts import make_error
+from .fold_waits import expire
 from .kernel_messages import Action, Kill, Send
 from .owed_sessions import close_calls
 from .owed_sub_runs import cancel_sub_runs
+from .resolving import resolve
 from .run_state import Now, RunState, SessionState, StepState
 from .scope_flow import sessions_below
 from .system_state import BOUND, DYING, IDLE, LAUNCHING, ProcessState, SystemState
@@ -40,8 +42,9 @@ def _decide_run(
         payload = {"requestId": "deadline", "reason": "timeout"}
         drafts.append(Draft(run.run_id, "CancellationRequested", payload))
         return
+    drafts.extend(_end_waits(run, now))
     for step in run.backoffs.values():
-        if step.due_at is not None and step.due_at <= now.at:
+        if step.due_at is not None and step.due_at <= now.at and not run.is_paused:
             drafts.extend(start_attempt(run, step))
     for path, step in run.timed.items():
         assert step.plan.timeout_ms is not None
@@ -56,15 +59,36 @@ def _decide_run(
         elif step.sub_run_id is not None:
             drafts.extend(cancel_sub_runs(system, [run.sub_runs[step.sub_run_id]], "step_timeout"))
         elif step.session is not None and not step.session.is_held:
-            drafts.extend(_time_out(run, step, step.session))
+            drafts.extend(_time_out(run, step, step.session, now))
             if step.session.id in system.bound:
                 actions.append(Kill(system.bound[step.session.id], "step_timeout"))
 
 
-def _time_out(run: RunState, step: StepState, session: SessionState) -> list[Draft]:
+def _end_waits(run: RunState, now: Now) -> list[Draft]:
+    """Ends the waits, approvals and held effects whose time has come."""
+    drafts = []
+    for wait in run.waits.values():
+        if wait.due_at is not None and wait.due_at <= now.at:
+            outcome = "timer" if wait.name is None else "expired"
+            payload = {"stepPath": wait.path, "outcome": outcome}
+            drafts.append(Draft(run.run_id, "WaitCompleted", payload))
+    for approval in run.approvals.values():
+        if approval.expires_at is not None and approval.expires_at <= now.at:
+            drafts.append(expire(run, approval, now))
+    patience = run.admission.get("onInterrupted")
+    for call in run.unknown_effects.values():
+        if type(patience) is not int or call.session_id not in run.sessions:
+            continue
+        if call.unknown_at + patience * 1_000 <= now.at and call.call_id not in run.resolutions:
+            answer = {"callId": call.call_id, "resolution": "given_up"}
+            drafts.extend(resolve(run, answer, "timer"))
+    return drafts
+
+
+def _time_out(run: RunState, step: StepState, session: SessionState, now: Now) -> list[Draft]:
     """Ends the attempt as timed out; an effect that can't be repeated holds it instead."""
     message = f"step {step.plan.id!r} ran longer than {step.plan.timeout_ms} ms"
-    calls = close_calls(run, session, message)
+    calls = close_calls(run, session, message, now)
     if any(call.fails_closed for call in session.open_calls.values()):
         return [draft for draft in calls if draft.type == "harness.tool_call.unknown"]
     error = make_error("StepTimeout", message, "step_timeout", retriable=True)
@@ -93,7 +117,7 @@ def _put_away_at(system: SystemState, process: ProcessState) -> int | None:
     if not process.had_agent or process.status != BOUND or process.kill_at is not None:
         return None
     session = system.find_session(process)
-    if session is None or not session.awaits_sub_runs:
+    if session is None or not session.awaits_others:
         return None
     return process.reported_at + SUB_RUN_LINGER_MS * 1_000
 

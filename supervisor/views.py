@@ -1,17 +1,23 @@
 """Views: what a run or process looks like to people and programs, as JSON. Pure."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from planaria.protocol.events import Event
+from planaria.protocol.moments import format_moment
 from planaria.protocol.payloads import write_field
 from planaria.protocol.usage import Usage, copy_usage, sum_models
 
+from .blocking import (
+    describe_approval,
+    describe_effect,
+    describe_wait,
+    find_blocks,
+    is_interrupted,
+)
+from .explaining import explain
 from .run_rows import RunRow
 from .run_state import (
-    BACKOFF,
-    CallState,
     GroupState,
     RunState,
     ScopeState,
@@ -21,7 +27,6 @@ from .run_state import (
 from .system_state import SystemState
 
 STEPS_SHOWN_MAX = 2_000
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 Cost = Callable[[Usage], float | None]  # in USD; None: a model has no known price
@@ -47,36 +52,16 @@ def describe_outcome(run: RunState, cost: Cost | None = None) -> dict[str, Any]:
         outcome["error"] = run.error
         outcome["failedStepPath"] = run.failed_step_path
     elif run.status == "interrupted":
-        outcome["interrupted"] = _describe_unknown(run)
+        outcome["interrupted"] = [describe_effect(call) for call in run.unknown_effects.values()]
     return outcome
-
-
-def _describe_unknown(run: RunState) -> list[dict[str, Any]]:
-    return [
-        {
-            "sessionId": session.id,
-            "stepPath": session.step.path,
-            **_describe_effect(call),
-        }
-        for session in run.sessions.values()
-        for call in session.unknown_calls
-    ]
-
-
-def _describe_effect(call: CallState) -> dict[str, Any]:
-    return {
-        "callId": call.call_id,
-        "toolName": call.tool_name,
-        "effect": call.effect,
-        "idempotencyKey": call.idempotency_key,
-        "dispatchedAt": call.started_at,
-    }
 
 
 def describe_run(
     run: RunState, system: SystemState | None = None, cost: Cost | None = None
 ) -> dict[str, Any]:
     """Returns a run with its steps as a tree; with the processes that serve it, if it is open."""
+    runs = system.runs if system is not None else {}
+    blocks = find_blocks(runs, run)
     shown: dict[str, Any] = {
         **describe_outcome(run, cost),
         "versionId": run.plan.version_id if run.plan else None,
@@ -88,8 +73,13 @@ def describe_run(
         "cancellationRequested": run.cancellation is not None,
         "source": run.admission.get("source"),
         "events": run.sequence,
-        "waitsFor": explain_wait(run),
-        "unknownEffects": [_describe_effect(call) for call in run.unknown_effects.values()],
+        "waitsFor": explain(runs, run),
+        "unknownEffects": [describe_effect(call) for call in run.unknown_effects.values()],
+        "approvals": [describe_approval(run, approval) for approval in run.approvals.values()],
+        "waits": [describe_wait(wait) for wait in run.waits.values()],
+        "isPaused": run.is_paused,
+        "isBlocked": blocks is not None,
+        "isInterrupted": is_interrupted(blocks),
         "isPlanning": run.is_planning,
         "steps": [],
     }
@@ -189,28 +179,6 @@ def _describe_group(
     }
 
 
-def explain_wait(run: RunState) -> str | None:
-    """Returns in one sentence what an open run waits for, or None if it has ended."""
-    if run.is_ended:
-        return None
-    if run.status == "interrupted":
-        return (
-            "an effect's outcome is unknown: a person has to look whether it happened; "
-            f"'planaria cancel {run.run_id}' ends the run"
-        )
-    live = [s for s in run.sessions.values() if s.is_live]
-    if live:
-        return f"{len(live)} step(s) running, {len(run.waiting)} waiting for a process"
-    if run.waiting:
-        return f"{len(run.waiting)} step(s) waiting for a process"
-    if run.awaits_sub_runs:
-        return f"{len(run.sub_runs)} sub-run(s) to end: {', '.join(list(run.sub_runs)[:3])}"
-    due = [step.due_at for step in run.backoffs.values() if step.due_at is not None]
-    if due:
-        return f"{len(due)} step(s) in {BACKOFF} until {min(due)} (µs since 1970, UTC)"
-    return "the supervisor: its next round moves it on"
-
-
 def describe_processes(system: SystemState) -> list[dict[str, Any]]:
     """Returns the living children, in the order of their launch."""
     return [
@@ -230,14 +198,13 @@ def describe_processes(system: SystemState) -> list[dict[str, Any]]:
 
 def describe_event(position: int, event: Event) -> dict[str, Any]:
     """Returns an event as people and programs see it; `at` also as text."""
-    instant = EPOCH + timedelta(microseconds=event.at)
     shown: dict[str, Any] = {
         "position": position,
         "runId": event.run_id,
         "sequence": event.sequence,
         "schemaVersion": event.schema_version,
         "type": event.type,
-        "at": instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "at": format_moment(event.at),
         "epoch": event.epoch,
         "payload": event.payload,
     }

@@ -24,8 +24,9 @@ TEST_FOLDERS = {*MAY_IMPORT, "simulation", "processes"}
 KERNEL = set(
     "state run_state system_state plan fold fold_sessions scope_flow advance outputs context "
     "decide drafts owed_sessions timers fleet kernel kernel_messages restart illegal "
-    "fold_groups fold_sub_runs fold_openings owed_sub_runs planning forking inheritance budgets "
-    "spending decide_reports decide_openings decision outer_loop drive_loop drift".split()
+    "fold_groups fold_sub_runs fold_openings fold_waits owed_waits decide_waits resolving "
+    "owed_sub_runs planning forking inheritance budgets spending decide_reports decide_openings "
+    "decision outer_loop drive_loop drift".split()
 )
 # What reads a clock, draws a number, or touches a file, a socket, a process or a thread.
 IMPURE_MODULES = set(

@@ -32,6 +32,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ExternalToolset, ToolsetTool, WrapperToolset
 from pydantic_ai.usage import RunUsage
 
+from planaria.lookups import Reattach
 from planaria.protocol.codec import Json
 from planaria.protocol.errors import RecordedError
 
@@ -47,9 +48,11 @@ from .agent_codec import (
 )
 from .agent_effects import ToolEffects
 from .agent_hosted import HostedCall, HostedTool
+from .agent_lookups import ToolLookups
 from .agent_positions import Positions
 from .agent_reserves import estimate_reserve
 from .agent_toolsets import CURRENT_UNIT, UNLIMITED_SECONDS, Transports, Unit, give_ids, guard_leaf
+from .reattaching import Lookup
 
 Body = Callable[[], Awaitable[Json]]
 
@@ -70,6 +73,7 @@ class Journal(Protocol):
         effect: str,
         details: Mapping[str, Json],
         body: Body,
+        lookup: Lookup | None,
         is_local: bool,
     ) -> Json: ...
 
@@ -195,6 +199,7 @@ class _Backend(JournalCallableOperationBackend[str]):
             effect=self._run.effects.of(operation_id.toolset_kind, names, definition),
             details={"turn": ctx.run_step} | ({} if index is None else {"callIndex": index}),
             body=_in_unit(body, encode_outcome),
+            lookup=self._run.find_lookup(operation_id.toolset_id, names, tool),
             is_local=self._run.effects.is_local(definition),
         )
         payload, used = decode_outcome(recorded)
@@ -272,12 +277,14 @@ class Durability(BaseDurabilityCapability[Any]):
         name: str,
         models: Mapping[str, Model] | None = None,
         effects: Mapping[str, str] | None = None,
+        reattach: Mapping[str, Reattach] | None = None,
         extra_toolsets: Sequence[AbstractToolset[Any]] = (),
         hosted: Sequence[HostedTool] = (),
     ) -> None:
         super().__init__(models=models, name=name)
         self.journal = journal
         self.effects = ToolEffects(effects or {}, journal.warn)
+        self.lookups = ToolLookups(reattach or {})
         self.transports = Transports(self.effects)
         self.positions = Positions()
         self.requests = RequestLog()
@@ -290,6 +297,10 @@ class Durability(BaseDurabilityCapability[Any]):
 
     def get_durable_operation_backend(self) -> _Backend:
         return _Backend(self)
+
+    def find_lookup(self, toolset_id: str, names: tuple[str, ...], tool: Any) -> Lookup | None:
+        """Returns the lookup of a tool, if it has one."""
+        return self.lookups.of(names, tool, self._toolsets_by_id.get(toolset_id))
 
     def strip_timeouts(self, listed: Json) -> Json:
         """Returns discovered tools without the timeouts of those that have an effect."""

@@ -14,6 +14,7 @@ from pydantic_ai.run import AgentRunResultEvent
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_ai.usage import UsageLimits
 
+from planaria.lookups import Reattach
 from planaria.protocol.codec import Json
 from planaria.protocol.errors import RecordedError, UsageError
 from planaria.protocol.values import ValueType, check_json
@@ -45,6 +46,7 @@ async def run_agent(
     models: Mapping[str, Model] | None = None,
     model_slot: str | None = None,
     effects: Mapping[str, str] | None = None,
+    reattach: Mapping[str, Reattach] | None = None,
     extra_toolsets: Sequence[AbstractToolset[Any]] = (),
     hosted: Sequence[HostedTool] = (),
     usage_limits: UsageLimits | None = None,
@@ -56,9 +58,9 @@ async def run_agent(
     """Returns the outcome of the agent's run; what the journal knows already is not done again.
 
     `model_slot` names the one of `models` that replaces the agent's own model. `effects` overrides
-    effect classes by tool name. `extra_toolsets` are journaled like the agent's own; `hosted` tools
-    are the session's, which carries them out. With `streaming`, responses are asked for as streams
-    (each is recorded when it is whole).
+    effect classes by tool name, `reattach` looks `managed` ones up. `extra_toolsets` are journaled
+    like the agent's own; `hosted` tools are the session's, which carries them out. With
+    `streaming`, responses are asked for as streams (each is recorded when it is whole).
 
     Raises:
         RecordedError: a tool or the model raised; the same on the first run and on every replay.
@@ -68,14 +70,13 @@ async def run_agent(
     """
     models = dict(models or {})
     _check_slot(model_slot, models)
-    extra_toolsets = list(extra_toolsets)
-    if hosted:
-        extra_toolsets.append(make_hosted_toolset(hosted))
+    extra_toolsets = [*extra_toolsets, *([make_hosted_toolset(hosted)] if hosted else [])]
     durability = Durability(
         journal,
         name=session_id,
         models=models,
         effects=effects,
+        reattach=reattach,
         extra_toolsets=extra_toolsets,
         hosted=hosted,
     )

@@ -14,6 +14,7 @@ from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models import Model
 from pydantic_ai.toolsets import AbstractToolset
 
+from planaria.lookups import Reattach
 from planaria.protocol.codec import Json
 from planaria.protocol.errors import PlanariaError, ValueRefusedError
 from planaria.protocol.findings import Finding
@@ -44,6 +45,8 @@ class Tool(Protocol):
     def function(self) -> Callable[..., Any]: ...
     @property
     def effect(self) -> str: ...
+    @property
+    def reattach(self) -> Reattach | None: ...
 
 
 class StepOutputError(PlanariaError):
@@ -140,6 +143,7 @@ async def run_generate(
             journal=journal,
             session_id=session_id,
             run_id=run_id,
+            reattach=collect_lookups(tools),
             extra_toolsets=extra_toolsets,
             hosted=hosted,
             max_turns=step["with"].get("maxTurns", TURNS_MAX),
@@ -191,6 +195,11 @@ def make_agent_tool(tool: Tool) -> AgentTool[Any]:
         description=tool.description,
         metadata={METADATA_KEY: {"effect": tool.effect}},
     )
+
+
+def collect_lookups(tools: Sequence[Tool]) -> dict[str, Reattach]:
+    """Returns the lookups of the `managed` ones, by name."""
+    return {tool.name: tool.reattach for tool in tools if tool.reattach is not None}
 
 
 def schema_of(output: Mapping[str, Json]) -> dict[str, Json]:

@@ -12,7 +12,7 @@ from planaria.protocol.effects import strip_attempts
 from .definitions import Tool
 from .journal import Journal
 from .session import Session
-from .tool_calls import ToolRunner, bind_arguments, load_arguments
+from .tool_calls import ToolRunner, bind_arguments, find_lookup, load_arguments
 
 
 class CodeRunner:
@@ -53,6 +53,7 @@ class CodeRunner:
                 tool_name=name,
                 args=bound,
                 effect=tool.effect,
+                lookup=find_lookup(tool),
                 details={"callIndex": n},
                 body=functools.partial(self._tools.run, tool, arguments, quiet=session.sensitive),
             )

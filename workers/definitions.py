@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from planaria.lookups import Reattach
 from planaria.protocol.codec import Json, hash_value
 from planaria.protocol.errors import describe_type
 from planaria.protocol.values import ValueType
@@ -23,6 +24,8 @@ class Tool(Protocol):
     def function(self) -> Callable[..., Any]: ...
     @property
     def effect(self) -> str: ...
+    @property
+    def reattach(self) -> Reattach | None: ...
     @property
     def returns(self) -> ValueType: ...
     @property

@@ -14,7 +14,7 @@ from planaria.protocol.errors import UsageError
 from planaria.protocol.findings import Finding
 
 from .agent_loop import TURNS_MAX, run_agent
-from .agent_step import make_agent_tool, prompt_with_input, run_generate
+from .agent_step import collect_lookups, make_agent_tool, prompt_with_input, run_generate
 from .definitions import Definition, Tool, find_model, find_tool
 from .failures import StepConfigError
 from .journal import Journal
@@ -126,6 +126,7 @@ async def _run_own(
         run_id=session.run_id,
         deps=_make_deps(asked["model"], worker),
         effects=getattr(worker, "effects", None),
+        reattach={**collect_lookups(tools), **getattr(worker, "reattach", {})},
         extra_toolsets=extra,
         max_turns=asked.get("maxTurns", TURNS_MAX),
         instructions=asked.get("instructions"),

@@ -7,7 +7,7 @@ same. Calls are found by their position, whatever the order in which they arrive
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from planaria.blobstore import BlobStore
 from planaria.calls import CURRENT_CALL, CallContext
@@ -32,6 +32,7 @@ from .outcomes import (
     make_tool_intent,
     run_body,
 )
+from .reattaching import Found, Lookup, needs_lookup, reattach
 from .records import History, Record, resume_session
 from .session import Session
 from .session_reports import SessionReports
@@ -39,9 +40,9 @@ from .settlements import Settlements
 
 # What ends the session together with the outcome of a call, in one append.
 Ending = Callable[[Json, dict[str, Any] | None], Report]
+T = TypeVar("T")
 
-FAIL_CLOSED = frozenset({"once", "managed"})
-COMPOUND = "compound"  # a body that makes calls itself, each on record: it may be given up
+COMPOUND = "compound"  # what makes calls itself, or looks one up: it may be given up
 
 
 class Journal(SessionReports):
@@ -60,7 +61,7 @@ class Journal(SessionReports):
         self._scratch = scratch
         self._settlements = settlements or Settlements()
         self.keys = EffectKeys(session, self._history)
-        self._running: dict[asyncio.Task[Outcome], str] = {}
+        self._running: dict[asyncio.Task[Any], str] = {}
         self._has_warned = False
         self._is_cancelled = False
 
@@ -75,12 +76,13 @@ class Journal(SessionReports):
         args: Json,
         effect: str,
         body: Body,
+        lookup: Lookup | None = None,
         ending: Ending | None = None,
         details: Mapping[str, Json] | None = None,
         is_compound: bool = False,
         is_local: bool = False,
     ) -> Json:
-        """Returns the outcome of a tool call, recorded or performed now.
+        """Returns the outcome of a tool call, recorded, looked up, or performed now.
 
         `details` are further fields of its intent, for people; nothing is compared with them. A
         compound body is class `read` and makes calls of its own. A local effect concerns the
@@ -100,13 +102,15 @@ class Journal(SessionReports):
             if record.outcome is not None:
                 return self._release(record)
             key = str(record.started["idempotencyKey"])
-            assert effect not in FAIL_CLOSED, f"call {call} of class {effect} is on its way already"
+            if needs_lookup(record, self._history):
+                asking = reattach(record, lookup, body, self, quiet=self._session.sensitive)
+                body = await self._start(asking, COMPOUND)
         else:
             args = sort_keys(args)
             key = self.keys.take(position, tool_name, args, is_local=is_local)
             started = make_tool_intent(call, position, caller, tool_name, args, effect, key)
             started.update(details or {})
-            await self._wait_open()
+            await self.wait_open()
             inherited = None if effect == "read" else self.keys.find_success(key)
             if inherited is not None:
                 return await self._inherit(call, started, inherited, ending)
@@ -144,7 +148,7 @@ class Journal(SessionReports):
             key = self.keys.take(position, tool_name, args)
             started = make_tool_intent(call, position, "model", tool_name, args, "managed", key)
             started.update(details)
-            await self._wait_open()
+            await self.wait_open()
             self._open("harness.tool_call.started", started, linger=False)
         return self._release(await self._settlements.wait(call))
 
@@ -182,7 +186,7 @@ class Journal(SessionReports):
             if record.outcome is not None:
                 return self._release(record)
             if reserve is not None:
-                await self._wait_open()
+                await self.wait_open()
                 self._append([("harness.model.repeated", {"callId": call, "reserve": reserve})])
         else:
             started = {
@@ -195,7 +199,7 @@ class Journal(SessionReports):
             }
             if reserve is not None:
                 started["reserve"] = reserve
-            await self._wait_open()
+            await self.wait_open()
             self._open("harness.model.called", started, linger=reserve is None)
         waits = reserve is not None
         return await self._perform("model", call, body, "read", turn=turn, waits=waits)
@@ -215,7 +219,7 @@ class Journal(SessionReports):
                 return self._release(record)
         else:
             started = {"callId": call, "position": position, "name": name}
-            await self._wait_open()
+            await self.wait_open()
             self._open("harness.operation.started", started, linger=True)
         return await self._perform("operation", call, body, "read")
 
@@ -248,11 +252,12 @@ class Journal(SessionReports):
         """Begins nothing any more: who asks for a new call waits for ever."""
         self._is_closed = True
 
-    # -- inside ----------------------------------------------------------------------------
-
-    async def _wait_open(self) -> None:
+    async def wait_open(self) -> None:
+        """Waits for ever once the journal is closed."""
         if self._is_closed:
             await asyncio.get_running_loop().create_future()
+
+    # -- inside ----------------------------------------------------------------------------
 
     def _open(self, kind: str, started: dict[str, Any], *, linger: bool) -> None:
         trace.hit("C3")
@@ -278,13 +283,13 @@ class Journal(SessionReports):
             raise RecordedError(**error)
         return value
 
-    def _start(self, work: Coroutine[Any, Any, Outcome], effect: str) -> asyncio.Task[Outcome]:
+    def _start(self, work: Coroutine[Any, Any, T], effect: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._running[task] = effect
         task.add_done_callback(self._forget)
         return task
 
-    def _forget(self, task: asyncio.Task[Outcome]) -> None:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
         del self._running[task]
         if not task.cancelled():
             task.exception()  # its caller may have stopped waiting
@@ -302,7 +307,7 @@ class Journal(SessionReports):
         await self._reports.wait_committed(intent)
         trace.hit("C6")
         value, error = None, None
-        if self._is_cancelled:
+        if self._is_cancelled and not isinstance(body, Found):
             error = dict(NOT_BEGUN)
         else:
             if context is not None:

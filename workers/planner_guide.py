@@ -59,8 +59,8 @@ output  {mode: "text" | "object" | "array" | "choice" | "json", schema?, values?
         values, a list of texts. Not on a decision.
 maxVisits  1 to 100: how often a loop may run the step; at least 2 on each of a loop but decisions.
 retry   {maxAttempts 1..10, backoff? "fixed" | "exponential", delay?, maxDelay?}. Durations are
-        like "500ms", "30s", "5m", "2h", "1d". Not on a decision.
-timeout a duration, for one attempt. Not on a decision.
+        like "500ms", "30s", "5m", "2h", "1d". Not on a decision, approval or wait.
+timeout a duration, for one attempt. Not on a decision, approval or wait.
 sensitive  true keeps the step's values out of the log.
 
 KINDS (fields of `with`; ? marks those that may be left out)
@@ -86,11 +86,19 @@ decision       cases [{when, to}], default. The first case whose expression is t
                is what needs only skipped steps.
 workflow.call  workflow (one of those listed as callable), input, wait? . Runs another workflow; its
                output is that workflow's.
+approval       prompt, data?, expiresIn? (a duration), onTimeout? "reject" | "fail". Asks a person,
+               who sees prompt and data. Its output is {decision "approved" | "rejected", source
+               "person" | "timer", by?, note?, decidedAt}; an expiry rejects or fails. Let a
+               decision read it: a rejection is no failure.
+wait           one of: signal (a name), with expiresIn?; until (a time like
+               "2030-01-31T09:00:00Z"); for (a duration). A signal's data is its output, else null;
+               a signal that doesn't come in time fails the step.
 
 EXPRESSIONS
-{{ … }} in input and in prompt, instructions, args, items, itemKey, when, and the input of a
-workflow.call; never in source, ids or schemas. A text that is one expression gives the value with
-its type; inside other text it is written out; {{{{ is a literal {{. Literals, .name, [index],
+{{ … }} in input and in prompt, instructions, args, items, itemKey, when, data, until, for, and the
+input of a workflow.call; never in source, ids or schemas. A text that is one expression gives the
+value with its type; inside other text it is written out; {{{{ is a literal {{. Literals, .name,
+[index],
 == != < <= > >=, and, or, not, + - * / %, and the functions coalesce sha256 size lower upper default
 contains keys. No other calls.
 Roots: input (of the run), item and itemKey (in a branch), steps.<id>.output, workflow, cycle.

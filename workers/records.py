@@ -3,7 +3,7 @@
 import gc
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
@@ -31,7 +31,17 @@ _ENDING = frozenset(
     f"harness.{task}.{end}" for task in TASKS.values() for end in ("succeeded", "failed")
 )
 # By the session itself, and neither a call nor a note that is counted.
-_UNCOUNTED = frozenset({"harness.model.repeated", "harness.memory.written"})
+_UNCOUNTED = frozenset(
+    {
+        "harness.model.repeated",
+        "harness.memory.written",
+        "ApprovalRequested",
+    }
+)
+
+# About a process and what it found, not what the session did: a model's failure before one is
+# still the last word of the process that reported it.
+_TAKING_OVER = frozenset({"harness.session.resumed", "harness.tool_call.reattached"})
 
 
 @dataclass(slots=True)
@@ -54,6 +64,7 @@ class History:
     calls: dict[str, Record]  # by call id
     notes: Counter[str]  # texts of warnings, and types of other notes, each with its number
     is_ended: bool = False
+    cleared: set[str] = field(default_factory=set)  # calls of which a person says: never happened
 
 
 async def resume_session(session: Session, link: Link, reports: Reports) -> History:
@@ -93,8 +104,10 @@ def read_history(bodies: Iterable[bytes]) -> History:
         if incarnation is None:
             _take_settled(history, kind, payload)
             continue  # by the supervisor: nothing that the session did
-        if kind == "harness.session.resumed":
-            continue  # about the process
+        if kind in _TAKING_OVER:
+            if kind == "harness.session.resumed":
+                history.cleared.clear()  # that process may have performed them, and lost them again
+            continue
         trailing = None
         if kind in _OPENING:
             history.calls[payload["callId"]] = Record(_OPENING[kind], payload)
@@ -115,8 +128,10 @@ def read_history(bodies: Iterable[bytes]) -> History:
 
 
 def _take_settled(history: History, kind: str, payload: dict[str, Any]) -> None:
-    """Notes the outcome of a call that the supervisor carried out."""
-    if kind in SUCCESSES or kind in _FAILURES:
+    """Notes the outcome of a call that the supervisor carried out, or was told by a person."""
+    if kind == "EffectResolved" and payload["resolution"] == "never_happened":
+        history.cleared.add(payload["callId"])
+    elif kind in SUCCESSES or kind in _FAILURES:
         record = history.calls.get(payload["callId"])
         if record is not None:
             record.outcome, record.field = payload, SUCCESSES.get(kind)

@@ -18,7 +18,7 @@ from .link import Report
 from .mounts import open_mounts
 from .outcomes import HIDDEN
 from .session import Session, StepValues
-from .tool_calls import ToolRunner
+from .tool_calls import ToolRunner, find_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class StepRunner:
         asked = session.step["with"]
         args = sort_keys(attempt.values.evaluate(asked.get("args", {})))
         details = {"input": attempt.values.input()} if "input" in session.step else None
-        effect = "read"
+        effect, lookup = "read", None
         body: Callable[[], Awaitable[Json]] = _perform_nothing
         if not journal.has_outcome("s0"):
             tool = find_tool(self._definitions.find(session.source), asked["tool"])
             # Before the intent: arguments that don't fit are an ordinary failure. A copy, for
             # the tool may change what it gets.
             arguments = tool.load_arguments(sort_keys(args))
-            effect = tool.effect
+            effect, lookup = tool.effect, find_lookup(tool)
             body = functools.partial(self._tools.run, tool, arguments, quiet=session.sensitive)
         return await journal.call_tool(
             position="s0",
@@ -94,6 +94,7 @@ class StepRunner:
             tool_name=asked["tool"],
             args=args,
             effect=effect,
+            lookup=lookup,
             body=body,
             ending=functools.partial(_make_ending, session),
             details=details,

@@ -14,6 +14,7 @@ from planaria.protocol.limits import UNACKNOWLEDGED_APPENDS_MAX
 
 from .definitions import Tool
 from .failures import describe_call_error
+from .reattaching import Lookup
 
 THREADS_MAX = UNACKNOWLEDGED_APPENDS_MAX - 1  # as many as a session may have calls in flight
 
@@ -54,6 +55,17 @@ class ToolRunner:
     def close(self) -> None:
         """Lets the threads end after what they are doing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def find_lookup(tool: Tool) -> Lookup | None:
+    """Returns how the tool is looked up; what is found is checked like its own result."""
+    if tool.reattach is None:
+        return None
+
+    async def encode(result: Any) -> Json:
+        return _dump_result(tool, result)
+
+    return Lookup(tool.reattach, encode)
 
 
 def bind_arguments(tool: Tool, args: Sequence[Json], kwargs: Mapping[str, Json]) -> Json:

@@ -95,7 +95,7 @@ def test_unknown_type_is_refused() -> None:
 def test_worker_reports_nothing_that_decides_about_runs_steps_or_processes() -> None:
     layers = {kind.split(".")[0] for kind in ROLE_EVENTS["worker"]}
 
-    assert layers == {"harness", "StepRepairAttempted"}
+    assert layers == {"harness", "StepRepairAttempted", "ApprovalRequested"}
     assert not ROLE_EVENTS["worker"] & RUN_TERMINAL
     assert "harness.session.completed" not in ROLE_EVENTS["worker"]
     assert "harness.tool_call.unknown" not in ROLE_EVENTS["worker"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planaria.protocol.lwir import CODES, find_not_built, validate_lwir
+from planaria.protocol.lwir import CODES, validate_lwir
 
 FOLDER = Path(__file__).parent / "cases"
 CASES = json.loads((FOLDER / "lwir.json").read_text())
@@ -284,27 +284,6 @@ def test_need_of_a_step_with_a_reserved_id_is_no_second_finding() -> None:
     assert find(step("a.b"), step("c", needs=["a.b"])) == [("lwir.reserved_id", "$.steps[0].id")]
 
 
-def test_what_is_not_built_yet_is_found_at_every_level() -> None:
-    lwir = document(
-        {"id": "w", "uses": "approval", "with": {"prompt": "Go on?"}},
-        group("g", {"id": "s", "uses": "wait", "with": {"for": "1s"}}),
-        {"id": "c", "uses": "workflow.call", "with": CALL},
-    )
-
-    found = [(f.code, f.path) for f in find_not_built(lwir)]
-
-    assert validate_lwir(lwir) == []
-    assert found == [
-        ("lwir.not_built_yet", "$.steps[0].uses"),
-        ("lwir.not_built_yet", "$.steps[1].steps[0].uses"),
-    ]
-
-
-@pytest.mark.parametrize("value", [None, 5, {}, {"steps": 1}, {"steps": [1, {"uses": []}]}])
-def test_not_built_is_asked_of_anything_without_failing(value: Any) -> None:
-    assert find_not_built(value) == []
-
-
 JUNK: list[Any] = [None, True, 0, -1, 1.5, "", "x", "{{", [], [None], {}, {"x": 1}]
 
 
@@ -332,4 +311,3 @@ def test_junk_in_any_place_never_breaks_validation() -> None:
     for broken in _replace_everywhere(document(*steps, output={"step": "c", "schema": {}})):
         for finding in validate_lwir(broken, tools=["t"], models=["m"]):
             assert finding.code in CODES
-        find_not_built(broken)

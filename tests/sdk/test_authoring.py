@@ -20,10 +20,12 @@ from planaria import (
     ValueRefusedError,
     Workflow,
     WorkflowInvalidError,
+    approval,
     call,
     generate,
     parallel,
     tool,
+    wait,
 )
 from planaria.protocol.codec import hash_jcs
 from planaria.protocol.errors import InvalidIdError
@@ -200,10 +202,29 @@ def test_arguments_that_a_tool_does_not_have_or_lacks_are_findings() -> None:
     ]
 
 
-def test_what_is_not_built_yet_is_refused_by_name() -> None:
-    waiting = {"id": "w", "uses": "wait", "with": {"for": datetime.timedelta(hours=1)}}
+def test_builders_of_waits_and_approvals_make_valid_steps() -> None:
+    day = datetime.timedelta(days=1)
+    noon = datetime.datetime(2030, 1, 31, 12, tzinfo=datetime.UTC)
+    steps = [
+        wait("pause", duration=day),
+        wait("noon", until=noon, needs=["pause"]),
+        wait("paid", signal="payment", expires_in=day, needs=["noon"]),
+        approval("ask", prompt="Ship it?", data="{{ steps.paid.output }}", needs=["paid"],
+                 expires_in=day, on_timeout="fail"),
+    ]  # fmt: skip
 
-    assert find(steps=[waiting]) == [("lwir.not_built_yet", "$.steps[0].uses")]
+    assert make(steps=steps).document["steps"] == steps
+    assert [step["with"] for step in steps] == [
+        {"for": "1d"},
+        {"until": "2030-01-31T12:00:00+00:00"},
+        {"signal": "payment", "expiresIn": "1d"},
+        {
+            "prompt": "Ship it?",
+            "data": "{{ steps.paid.output }}",
+            "expiresIn": "1d",
+            "onTimeout": "fail",
+        },
+    ]
 
 
 def test_integer_without_a_canonical_form_is_a_finding() -> None:

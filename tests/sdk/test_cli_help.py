@@ -13,7 +13,8 @@ from planaria.cli import COMMANDS, main
 
 NAMES = (
     "run check up down status runs show replay events logs ps resume retry fork wait result cancel "
-    "verify doctor backup restore prune"
+    "verify doctor backup restore prune approve reject signal resolve pause "
+    "unpause approvals effects"
 ).split()
 HEAVY = {"zmq", "pydantic", "pydantic_ai", "apsw", "msgpack", "yaml", "psutil", "multiprocess"}
 LIST_MODULES = """

@@ -38,7 +38,7 @@ def start_loop(world: World, lock: dict[str, Any], *, cycles_max: int = 3, **mor
         input_hash=hash_value(value),
         source={"kind": "sim"},
         trigger="outer_loop",
-        deadline_ms=more.get("deadline_ms"),
+        options={"deadlineMs": more["deadlineMs"]} if "deadlineMs" in more else {},
     )
     goal = more.get("goal", GOAL)
     world.request(StartLoop(admission, LOOP, cycles_max, goal, {"entry": "s"}))
@@ -207,7 +207,7 @@ def test_cancelled_cycle_stops_the_loop_and_a_resume_takes_a_fresh_run() -> None
 def test_cycle_that_timed_out_stops_the_loop() -> None:
     world, lock = open_world()
     world.hold = lambda tool: True
-    start_loop(world, lock, deadline_ms=1_000)
+    start_loop(world, lock, deadlineMs=1_000)
     world.run()
 
     assert (STOPPED, "timeout") == (look(world)["status"], look(world)["error"]["causeCode"])

@@ -92,7 +92,7 @@ def held(*steps: dict[str, Any], **more: Any) -> World:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_deadline_ends_the_run_as_timeout_at_its_instant(is_restarted: bool) -> None:
-    world = held(call("a", retry={"maxAttempts": 5}), deadline_ms=500)
+    world = held(call("a", retry={"maxAttempts": 5}), deadlineMs=500)
     admitted_at = world.at
     if is_restarted:
         world.run(until=lambda: bool(of(world, "harness.tool_call.started")))
@@ -109,7 +109,7 @@ def test_deadline_ends_the_run_as_timeout_at_its_instant(is_restarted: bool) -> 
 
 
 def test_deadline_in_the_past_ends_a_recovered_run_without_running_a_step() -> None:
-    world = held(call("a"), call("b", needs=["a"]), deadline_ms=500)
+    world = held(call("a"), call("b", needs=["a"]), deadlineMs=500)
     world.at += 10_000_000
     world.crash()
     world.run()
@@ -120,7 +120,7 @@ def test_deadline_in_the_past_ends_a_recovered_run_without_running_a_step() -> N
 
 def test_deadline_ends_a_run_that_waits_for_its_retry() -> None:
     world = World(make_tools())
-    world.admit(flaky_step(delay="1h"), {}, deadline_ms=1_000)
+    world.admit(flaky_step(delay="1h"), {}, deadlineMs=1_000)
     world.run()
 
     assert world.state().error["causeCode"] == "timeout"

@@ -173,6 +173,8 @@ class World:
         self.child_kills = 0
         self.answers: list[Answer] = []
         self.lossy = False
+        # (key) -> ("succeeded", result), ("never_happened", None) or ("unknown", None)
+        self.reattach: Callable[[str], tuple[str, Any]] = lambda key: ("unknown", None)
         self.reserve: dict[str, Any] | None = None  # of every model call, for budgets
         self.is_doomed: Callable[[Child], bool] | None = None  # asked before a child does anything
         self.hold: Callable[[str], bool] | None = None
@@ -434,17 +436,17 @@ class World:
     # -- requests ------------------------------------------------------------------------
 
     def admit(
-        self, document: dict[str, Any], value: Any, run_id: str = "run_1", **more: Any
+        self, document: dict[str, Any], value: Any, run_id: str = "run_1", **options: Any
     ) -> None:
         lock = {
             "lwir": document,
             "tools": {n: {"effect": self.effects.get(n, "read")} for n in self.tools},
             "models": {},
         }
-        self.admit_lock(lock, value, run_id, **more)
+        self.admit_lock(lock, value, run_id, **options)
 
     def admit_lock(
-        self, lock: dict[str, Any], value: Any, run_id: str = "run_1", **more: Any
+        self, lock: dict[str, Any], value: Any, run_id: str = "run_1", **options: Any
     ) -> None:
         ref = self.library.write(canonical_bytes(lock))
         message = AdmitRun(
@@ -458,7 +460,7 @@ class World:
             input={"input": value},
             input_hash=hash_value(value),
             source={"kind": "sim"},
-            **more,
+            options=options,
         )
         self.request(message)
 
@@ -535,6 +537,7 @@ def run_session(world: World, child: Child) -> Any:
         yield from committed()
     started: dict[str, Any] = {}
     outcomes: dict[str, Any] = {}
+    cleared: set[str] = set()  # a person has said that they never happened
     for event in child.history:
         if event.type == "harness.tool_call.started":
             started[event.payload["callId"]] = event.payload
@@ -544,6 +547,8 @@ def run_session(world: World, child: Child) -> Any:
             started[event.payload["callId"]] = event.payload
         elif event.type == "harness.model.responded":
             outcomes[event.payload["callId"]] = event
+        elif event.type == "EffectResolved" and event.payload["resolution"] == "never_happened":
+            cleared.add(event.payload["callId"])
     if spec["role"] != "worker":
         yield from run_agent(world, child, append, committed, started, outcomes)
         return
@@ -580,14 +585,34 @@ def run_session(world: World, child: Child) -> Any:
         if call in outcomes:
             event = outcomes[call]
             if event.type.endswith("failed"):
-                yield append(["harness.execute_step.failed", {"error": step_error("recorded")}])
+                yield append(
+                    [
+                        "harness.execute_step.failed",
+                        {"error": step_error(event.payload["error"]["message"])},
+                    ]
+                )
                 yield from committed()
                 return
             results.append(world.library.value(read_field(event.payload, "result")))
             continue
         if call in started:
-            assert effect not in ("once", "managed"), "a once effect is never dispatched twice"
             assert started[call]["idempotencyKey"] == key
+            if effect == "managed" and call not in cleared:
+                answer, result = world.reattach(key)
+                number = {"callId": call, "answer": answer}
+                yield append(["harness.tool_call.reattached", number])
+                yield from committed()
+                while answer == "unknown":
+                    yield "wait"
+                if answer == "succeeded":
+                    results.append(result)
+                    yield append(
+                        ["harness.tool_call.succeeded", {"callId": call, "result": result}]
+                    )
+                    yield from committed()
+                    continue
+            elif effect == "once":
+                assert call in cleared, "a once effect is never dispatched twice"
         else:
             payload = {
                 "callId": call,

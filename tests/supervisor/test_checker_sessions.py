@@ -280,7 +280,7 @@ def take_over_a_lost_call(log: LogBuilder, session: str) -> None:
 
 
 def forget_a_lost_call(log: LogBuilder, session: str) -> None:
-    log.tool(session, effect="managed")
+    log.tool(session)
     log.exit(session)
 
 

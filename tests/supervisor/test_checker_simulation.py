@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import decisions
 import programs
 import pytest
 import test_budgets as budgets
+import test_lost_effects as effects
 import test_openings as openings
 import test_outer_loops as loops
 import test_roles as roles
+import test_waits as waits
 from programs import call
 from simulated_logs import check_world
 from test_programs import make_tools
@@ -149,13 +152,46 @@ def plan_what_has_steps() -> World:
     return world
 
 
+def lose_mail(*answers: str, effect: str = "once", found: str = "unknown") -> World:
+    """A mail that is lost with its process, and what is said of it then."""
+    look = ("succeeded", {"n": 1}) if found == "succeeded" else (found, None)
+    times = 1 + answers.count("never_happened")
+    mail = effects.mail()
+    world = effects.lose(mail, effect=effect, times=times, reattach=lambda key: look)
+    for answer in answers:
+        effects.resolve(world, answer)
+        world.run()
+    return world
+
+
+def stop_waiting(how: str) -> World:
+    """An approval and a wait that end with their run."""
+    options = {"deadlineMs": 60_000} if how == "deadline" else {}
+    world = decisions.start(decisions.ask(), decisions.pause_for("w", signal="s"), **options)
+    if how == "cancel":
+        world.cancel()
+    world.run()
+    return world
+
+
 PROGRAMS: dict[str, Callable[[], World]] = {
+    **{name: lambda name=name: waits.play(name, World(make_tools())) for name in waits.PLAYS},
+    "lost": lose_mail,
+    "lost and succeeded": lambda: lose_mail("succeeded"),
+    "lost and failed": lambda: lose_mail("failed"),
+    "lost and given up": lambda: lose_mail("given_up"),
+    "lost, repeated, lost": lambda: lose_mail("never_happened", "succeeded"),
+    "found": lambda: lose_mail(effect="managed", found="succeeded"),
+    "not found": lambda: lose_mail(effect="managed", found="never_happened"),
+    "not known": lambda: lose_mail("succeeded", effect="managed"),
+    "stopped waits": lambda: stop_waiting("cancel"),
+    "late waits": lambda: stop_waiting("deadline"),
     **{name: lambda name=name: run_role(name) for name in roles.PROGRAMS},
     "loop": run_loop,
     "planned loop": lambda: run_loop(planned=True),
     "exhausted loop": exhaust_loop,
     "cancelled cycle": resume_cancelled_cycle,
-    "cycle that timed out": lambda: run_loop(deadline_ms=1),
+    "cycle that timed out": lambda: run_loop(deadlineMs=1),
     "retried twice": retry_twice,
     "retried after a cancellation": retry_cancelled,
     "retried group": retry_group,

@@ -73,7 +73,7 @@ def fold_all(world: World, events: list[Event]) -> RunState:
 def cancelled() -> World:
     world = World(make_tools())
     world.hold = lambda tool: True
-    world.admit(PROGRAMS["branches"][0], {"items": ["p", "q"]}, deadline_ms=500)
+    world.admit(PROGRAMS["branches"][0], {"items": ["p", "q"]}, deadlineMs=500)
     world.run()
     return world
 
@@ -165,10 +165,19 @@ def test_every_event_type_of_a_run_was_folded_here() -> None:
     in_test_openings |= {"OuterLoopStarted", "OuterLoopCycleCompleted"}
     rest = {"StepRepairAttempted", "harness.warning", "ParallelGroupTimedOut", "RunCancelled"}
     rest |= {"harness.memory.written"}
+    in_test_waits = {"ApprovalRequested", "ApprovalResolved", "WaitStarted", "WaitCompleted"}
+    in_test_waits |= {"SignalReceived", "RunPaused", "RunUnpaused"}
+    in_test_effects = {"EffectResolved", "harness.tool_call.reattached"}
 
     assert (
         PAYLOADS.keys() - seen
-        <= only_elsewhere | by_agents | in_test_roles | in_test_openings | rest
+        <= only_elsewhere
+        | by_agents
+        | in_test_roles
+        | in_test_openings
+        | in_test_waits
+        | in_test_effects
+        | rest
     )
 
 

@@ -67,6 +67,7 @@ class MemoryJournal:
         effect: str,
         details: Any,
         body: Body,
+        lookup: Any = None,
         is_local: bool = False,
     ) -> Any:
         known = {"caller": caller, "tool": tool_name, "args": args, "effect": effect, **details}

@@ -275,6 +275,7 @@ class MemoryTool:
     function: Callable[..., Any]
     effect: str = "read"
     description: str | None = None
+    reattach: Any = None
     returns: ValueType = field(default_factory=ValueType)
     arguments: dict[str, ValueType] = field(default_factory=dict)
 

@@ -354,6 +354,7 @@ class StepTool:
     description: str
     function: Any
     effect: str
+    reattach: Any = None
 
 
 def generate(

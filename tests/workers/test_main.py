@@ -45,7 +45,7 @@ def add(a, b):
 
 def _tool(name, function, effect):
     return SimpleNamespace(
-        name=name, description="", function=function, effect=effect, is_async=False,
+        name=name, description="", function=function, effect=effect, is_async=False, reattach=None,
         returns=ValueType(), load_arguments=dict,
     )
 
