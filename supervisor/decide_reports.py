@@ -1,6 +1,7 @@
 """Reports of sessions: fencing, repetition, legality; only then are they events. Pure."""
 
 import copy
+from collections.abc import Container
 from typing import Any
 
 from planaria.protocol.effects import EFFECTS, LOOKUP_ANSWERS, SUB_RUN_TOOLS
@@ -63,7 +64,7 @@ def decide_report(system: SystemState, message: SessionReported, library: Librar
     try:
         if session.reported + len(fresh) > SESSION_EVENTS_MAX:
             raise ProtocolError(message=f"a session reports at most {SESSION_EVENTS_MAX} events")
-        _check_reports(session, fresh, has_budget=system.runs[process.run_id].budget is not None)
+        _check_reports(system.runs[process.run_id], session, fresh)
     except ProtocolError as error:
         return _refuse(message, "protocol", str(error))
     run = system.runs[process.run_id]
@@ -124,14 +125,19 @@ def _charge(
     return charged, False
 
 
-def _check_reports(session: SessionState, events: list[Any], *, has_budget: bool) -> None:
+def _check_reports(run: RunState, session: SessionState, events: list[Any]) -> None:
     """Refuses reports that the fold would refuse, before the first of them is folded."""
     open_calls = {
         call.call_id: call.kind if call.sub_run_id is None else _SUB_RUN
         for call in session.open_calls.values()
     }
-    managed = {call.call_id for call in session.open_calls.values() if call.effect == "managed"}
-    approvals = dict(session.approvals)
+    # Effects that an earlier process may have left open.
+    managed = {
+        call.call_id
+        for call in session.open_calls.values()
+        if call.effect == "managed" and call.sub_run_id is None
+    }
+    approvals: set[str] = set()  # asked for here
     is_ended = session.finish is not None
     for item in events:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
@@ -142,7 +148,7 @@ def _check_reports(session: SessionState, events: list[Any], *, has_budget: bool
         check_payload(kind, payload)
         _check_fields(kind, payload)
         if kind in MODEL_INTENTS:
-            _check_reserve(kind, payload.get("reserve"), is_required=has_budget)
+            _check_reserve(kind, payload.get("reserve"), is_required=run.budget is not None)
         if is_ended:
             raise ProtocolError(message=f"{kind} after the end of the session's step")
         if kind == "harness.model.repeated" and open_calls.get(str(payload["callId"])) != "model":
@@ -150,9 +156,11 @@ def _check_reports(session: SessionState, events: list[Any], *, has_budget: bool
         if kind == "harness.tool_call.reattached" and payload["callId"] not in managed:
             raise ProtocolError(message=f"{kind} for a call that no process has left open")
         if kind == "ApprovalRequested":
-            if payload["approvalId"] in approvals or payload.get("sessionId") != session.id:
+            known: tuple[Container[str], ...] = (run.approvals, run.decided, approvals)
+            is_known = any(payload["approvalId"] in ids for ids in known)
+            if is_known or payload.get("sessionId") != session.id:
                 raise ProtocolError(message=f"{kind} twice, or for another session")
-            approvals[payload["approvalId"]] = None
+            approvals.add(payload["approvalId"])
         if kind in _OPENING or kind in _CLOSING:
             call_id, opened = payload["callId"], kind.split(".")[1]
             is_legal = isinstance(call_id, str) and (
@@ -167,6 +175,7 @@ def _check_reports(session: SessionState, events: list[Any], *, has_budget: bool
                 open_calls[call_id] = _SUB_RUN if starts_run else opened
             else:
                 del open_calls[call_id]
+                managed.discard(call_id)
         is_ended = kind in _ENDING
 
 

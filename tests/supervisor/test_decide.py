@@ -28,9 +28,9 @@ def steps() -> dict[str, Any]:
     return document(call("a", args={"x": 1}), call("b", needs=["a"], args={"x": 2}))
 
 
-def open_world() -> tuple[World, Child]:
+def open_world(effect: str = "read") -> tuple[World, Child]:
     """Returns a world whose one child has an open tool call."""
-    world = World(make_tools(), children_max=1)
+    world = World(make_tools(), effects={"echo": effect}, children_max=1)
     world.hold = lambda tool: True
     world.admit(steps(), {})
     world.run(until=lambda: any(e.type == "harness.tool_call.started" for e in world.events()))
