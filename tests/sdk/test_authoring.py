@@ -16,6 +16,7 @@ import planaria
 from planaria import (
     AgentWorker,
     InputSchemaError,
+    Succeeded,
     UsageError,
     ValueRefusedError,
     Workflow,
@@ -342,6 +343,12 @@ def test_agent_worker_refuses_what_it_can_not_run() -> None:
         AgentWorker(Agent(TestModel()), deps=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tool 'search' has effect 'write'"):
         AgentWorker(Agent(TestModel()), effects={"search": "write"})
+    with pytest.raises(ValueError, match="tool 'search' is 'managed' and has no lookup"):
+        AgentWorker(Agent(TestModel()), effects={"search": "managed"})
+    with pytest.raises(ValueError, match=r"'search' has a lookup \(reattach\) and effect 'once'"):
+        AgentWorker(Agent(TestModel()), effects={"search": "once"}, reattach={"search": Succeeded})
+    with pytest.raises(ValueError, match=r"'search' has a lookup \(reattach\) and no declared eff"):
+        AgentWorker(Agent(TestModel()), reattach={"search": Succeeded})
 
 
 def test_document_makes_the_same_workflow_again() -> None:

@@ -1,6 +1,7 @@
 """A tool is a function that says what doing it twice would mean, with typed arguments."""
 
 import datetime
+import functools
 import inspect
 import pickle
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
+from planaria.lookups import Answer, NeverHappened, Succeeded
 from planaria.protocol.effects import EXPLANATION
 from planaria.protocol.errors import ValueRefusedError
 from planaria.tools import Tool, make_tool, tool
@@ -169,6 +171,62 @@ def test_missing_or_unknown_effect_explains_the_four(effect: Any) -> None:
         tool(effect=effect)(greet.function)
 
     assert EXPLANATION in str(refused.value)
+
+
+def find(key: str) -> Answer:
+    return Succeeded(key)
+
+
+async def find_later(key: str, *, limit: int = 1) -> Answer:
+    return NeverHappened()
+
+
+def find_nothing() -> Answer: ...
+def find_by_two(key: str, other: str) -> Answer: ...
+
+
+@tool(effect="managed", reattach=find)
+def post(text: str) -> str:
+    return text
+
+
+@pytest.mark.parametrize("reattach", [find, find_later, functools.partial(find_by_two, other="x")])
+def test_managed_tool_keeps_its_lookup(reattach: Any) -> None:
+    made = make_tool(wait_for, effect="managed", reattach=reattach)
+
+    assert reattach is made.reattach
+    assert greet.reattach is None
+    assert made.describe() == make_tool(wait_for, effect="managed", reattach=find).describe()
+
+
+@pytest.mark.parametrize(
+    ("effect", "reattach", "reason"),
+    [
+        ("managed", None, "is 'managed' and has no lookup: give reattach="),
+        ("once", find, "has a lookup (reattach) and effect 'once': only a 'managed' one"),
+        ("read", find, "has a lookup (reattach) and effect 'read'"),
+        ("managed", find_nothing, "can't be called with an idempotency key (too many positional"),
+        ("managed", find_by_two, "can't be called with an idempotency key (missing a required"),
+        ("managed", "find", "reattach of tool 'wait_for' can't be called"),
+    ],
+)
+def test_lookup_and_class_that_do_not_go_together_are_refused(
+    effect: Any, reattach: Any, reason: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        tool(effect=effect, reattach=reattach)(wait_for)
+
+    assert reason in str(refused.value)
+    assert "'wait_for'" in str(refused.value)
+
+
+def test_managed_tool_travels_with_its_lookup() -> None:
+    parts = post.__reduce__()
+    local = make_tool(wait_for, effect="managed", reattach=find).__reduce__()
+
+    assert pickle.loads(pickle.dumps(post)) is post
+    assert parts[1] == (__name__, "post")
+    assert find is local[0](*local[1]).reattach
 
 
 def test_decorator_without_parentheses_explains_itself() -> None:
