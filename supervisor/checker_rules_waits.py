@@ -27,7 +27,7 @@ class WaitRules:
 
     is_running: Callable[[str, str], bool]
     abandon: Callable[[str], None]
-    outcomes: dict[str, str] = field(default_factory=dict)  # how waiting steps must end, by path
+    _outcomes: dict[str, str] = field(default_factory=dict)  # how waiting steps must end, by path
     _approvals: dict[str, dict[str, Any]] = field(default_factory=dict)  # open ones
     _decided: set[str] = field(default_factory=set)
     _waits: dict[str, dict[str, Any]] = field(default_factory=dict)  # open ones, by step path
@@ -54,17 +54,13 @@ class WaitRules:
     def check_step_end(self, fact: Fact, report: Report) -> None:
         """Checks that a step that waits ends as what it waited for says."""
         path = fact.payload["stepPath"]
-        outcome = self.outcomes.pop(path, None)
+        outcome = self._outcomes.pop(path, None)
         if fact.type == "StepCompleted" and outcome is None:
             report("I26", f"{path!r} completed, but what it waits for hasn't come")
         elif fact.type == "StepCompleted" and outcome in ("approved", "rejected"):
             output = fact.payload.get("output")
             if isinstance(output, dict) and output.get("decision") != outcome:
                 report("I26", f"{path!r} says {output.get('decision')!r} of what was {outcome}")
-
-    def has_open(self, session: str) -> bool:
-        """Says whether an approval of this session is open."""
-        return any(asked.get("sessionId") == session for asked in self._approvals.values())
 
     def _request(self, fact: Fact, report: Report) -> None:
         payload = fact.payload
@@ -97,7 +93,7 @@ class WaitRules:
             self.abandon(asked["stepPath"])
         elif asked.get("stepPath") is not None:
             ended = {"approved": "approved"}.get(decision, "rejected")
-            self.outcomes[asked["stepPath"]] = ended
+            self._outcomes[asked["stepPath"]] = ended
 
     def _start(self, fact: Fact, report: Report) -> None:
         path = fact.payload["stepPath"]
@@ -139,7 +135,7 @@ class WaitRules:
         else:
             report("I24", f"the wait of {path!r} ended as {outcome[:40]!r}")
         if outcome in ("signal", "timer"):
-            self.outcomes[path] = outcome
+            self._outcomes[path] = outcome
 
     def _pause(self, fact: Fact, report: Report) -> None:
         is_paused = fact.type == "RunPaused"
