@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from .progress import Progress
     from .results import RunResult
 
-# Behind these a run may wait for others.
-MAY_BLOCK = frozenset(
-    "RunInterrupted ApprovalRequested WaitStarted RunPaused StepCompleted StepFailed ProcessExited "
-    "harness.tool_call.unknown SubRunRequested".split()
+# Behind these a run may be interrupted, and behind those it may wait for others. Only then is it
+# looked at: that costs a request, and the supervisor a view of the whole run.
+MAY_INTERRUPT = frozenset({"RunInterrupted", "SubRunRequested"})
+MAY_BLOCK = MAY_INTERRUPT | frozenset(
+    "ApprovalRequested WaitStarted RunPaused StepCompleted StepFailed ProcessExited "
+    "harness.tool_call.unknown".split()
 )
 OPEN_STATUSES = ("admitted", "running", "interrupted")
 
@@ -320,6 +322,7 @@ def _follow(
 ) -> None:
     """Shows events until the run has ended or can't go on by itself."""
     after = 0
+    looked_at = MAY_BLOCK if until_blocked else MAY_INTERRUPT
     while True:
         page = client.ask(
             "read_events", timeout=_left(deadline), runId=run_id, after=after, follow=True
@@ -329,7 +332,7 @@ def _follow(
             after = event["sequence"]
         if not page["events"] and page["isEnded"]:
             return
-        if any(event["type"] in MAY_BLOCK for event in page["events"]):
+        if any(event["type"] in looked_at for event in page["events"]):
             shown = client.status(run_id)
             if shown["isInterrupted"] or (until_blocked and shown["isBlocked"]):
                 return
