@@ -38,16 +38,8 @@ from .command_line import (
 
 if TYPE_CHECKING:
     from .client import Client
-    from .progress import Progress
     from .results import RunResult
 
-# Behind these a run may be interrupted, and behind those it may wait for others. Only then is it
-# looked at: that costs a request, and the supervisor a view of the whole run.
-MAY_INTERRUPT = frozenset({"RunInterrupted", "SubRunRequested"})
-MAY_BLOCK = MAY_INTERRUPT | frozenset(
-    "ApprovalRequested WaitStarted RunPaused StepCompleted StepFailed ProcessExited "
-    "harness.tool_call.unknown".split()
-)
 OPEN_STATUSES = ("admitted", "running", "interrupted")
 
 
@@ -267,6 +259,7 @@ def finish(
     until_blocked: bool = False,
 ) -> int:
     """Waits with progress, writes the result and returns the exit code; raises as `Client.wait`."""
+    from .following import follow_until, left_until
     from .progress import Progress
 
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -275,10 +268,10 @@ def finish(
     try:
         with Progress(run_id, is_live=is_terminal, is_silent=silent) as progress:
             if not silent:
-                _follow_until(client, run_id, progress, deadline, until_blocked)
-            found = client.wait(run_id, timeout=_left(deadline), until_blocked=until_blocked)
+                follow_until(client, run_id, progress, deadline, until_blocked)
+            found = client.wait(run_id, timeout=left_until(deadline), until_blocked=until_blocked)
     except (SupervisorUnavailableError, WaitTimeoutError) as error:
-        if timeout is None or _left(deadline):
+        if timeout is None or left_until(deadline):
             raise
         raise WaitTimeoutError(run_id=run_id, seconds=timeout) from error
     return _write_result(found, as_json)
@@ -297,49 +290,6 @@ def _find_open(run_id: str, data_dir: Path | None) -> str | None:
         return None
     command = carry_on_command("resume", run_id, data_dir)
     return f"Run {run_id!r} is open: {command!r} goes on with the code that it was admitted with"
-
-
-def _follow_until(
-    client: "Client",
-    run_id: str,
-    progress: "Progress",
-    deadline: float | None,
-    until_blocked: bool,
-) -> None:
-    try:
-        _follow(client, run_id, progress, deadline, until_blocked)
-    except SupervisorUnavailableError:
-        if deadline is None or _left(deadline):
-            raise  # else time is over, and what there is to be told is told after one more look
-
-
-def _follow(
-    client: "Client",
-    run_id: str,
-    progress: "Progress",
-    deadline: float | None,
-    until_blocked: bool,
-) -> None:
-    """Shows events until the run has ended or can't go on by itself."""
-    after = 0
-    looked_at = MAY_BLOCK if until_blocked else MAY_INTERRUPT
-    while True:
-        page = client.ask(
-            "read_events", timeout=_left(deadline), runId=run_id, after=after, follow=True
-        )
-        for event in page["events"]:
-            progress.take(event)
-            after = event["sequence"]
-        if not page["events"] and page["isEnded"]:
-            return
-        if any(event["type"] in looked_at for event in page["events"]):
-            shown = client.status(run_id)
-            if shown["isInterrupted"] or (until_blocked and shown["isBlocked"]):
-                return
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _write_result(found: "RunResult", as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""Reports of approvals and lookups: what the fold would refuse is refused before, with its append."""
+"""Reports of approvals and lookups: what the fold would refuse is refused with its append."""
 
 from typing import Any
 
